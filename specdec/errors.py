@@ -1,0 +1,133 @@
+"""The error tree. Domain code raises; one interceptor maps to google.rpc.Status; nobody parses a message text.
+
+Each class fixes its reason (an entry of specdec.v1.ErrorReason without the prefix) and its gRPC status code by name,
+so that domain code needs neither protobuf nor grpc.
+"""
+
+from typing import ClassVar
+
+
+class SpecdecError(Exception):
+    """Base of all errors that cross a wire. `metadata` holds short machine-readable facts, never prompt text."""
+
+    reason: ClassVar[str] = "INTERNAL"
+    status: ClassVar[str] = "INTERNAL"
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None, **metadata: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.metadata = metadata
+        self.retry_after_s = retry_after_s
+
+
+class EmptyPromptError(SpecdecError):
+    reason = "EMPTY_PROMPT"
+    status = "INVALID_ARGUMENT"
+
+
+class PromptTooLongError(SpecdecError):
+    reason = "PROMPT_TOO_LONG"
+    status = "INVALID_ARGUMENT"
+
+
+class TokenOutOfVocabularyError(SpecdecError):
+    reason = "TOKEN_OUT_OF_VOCABULARY"
+    status = "INVALID_ARGUMENT"
+
+
+class InvalidParameterError(SpecdecError):
+    """A parameter is out of range; `field` in the metadata names it as the proto does."""
+
+    reason = "INVALID_PARAMETER"
+    status = "INVALID_ARGUMENT"
+
+
+class UnsupportedParameterError(SpecdecError):
+    """A known parameter that this server does not honour; `field` in the metadata names it."""
+
+    reason = "UNSUPPORTED_PARAMETER"
+    status = "INVALID_ARGUMENT"
+
+
+class MalformedRequestError(SpecdecError):
+    reason = "MALFORMED_REQUEST"
+    status = "INVALID_ARGUMENT"
+
+
+class UnknownModelError(SpecdecError):
+    reason = "UNKNOWN_MODEL"
+    status = "NOT_FOUND"
+
+
+class UnknownSessionError(SpecdecError):
+    reason = "UNKNOWN_SESSION"
+    status = "NOT_FOUND"
+
+
+class SessionExistsError(SpecdecError):
+    reason = "SESSION_EXISTS"
+    status = "ALREADY_EXISTS"
+
+
+class OverloadedError(SpecdecError):
+    reason = "OVERLOADED"
+    status = "RESOURCE_EXHAUSTED"
+
+
+class SlowReaderError(SpecdecError):
+    reason = "SLOW_READER"
+    status = "RESOURCE_EXHAUSTED"
+
+
+class NoVerifierError(SpecdecError):
+    reason = "NO_VERIFIER"
+    status = "UNAVAILABLE"
+
+
+class VerifierLostError(SpecdecError):
+    reason = "VERIFIER_LOST"
+    status = "UNAVAILABLE"
+
+
+class DrainingError(SpecdecError):
+    reason = "DRAINING"
+    status = "UNAVAILABLE"
+
+
+class LoadingError(SpecdecError):
+    reason = "LOADING"
+    status = "UNAVAILABLE"
+
+
+class StoreUnavailableError(SpecdecError):
+    reason = "STORE_UNAVAILABLE"
+    status = "UNAVAILABLE"
+
+
+class FencedError(SpecdecError):
+    reason = "FENCED"
+    status = "ABORTED"
+
+
+class ResumeMismatchError(SpecdecError):
+    reason = "RESUME_MISMATCH"
+    status = "FAILED_PRECONDITION"
+
+
+class WrongRoleError(SpecdecError):
+    reason = "WRONG_ROLE"
+    status = "FAILED_PRECONDITION"
+
+
+class NotOfferedError(SpecdecError):
+    reason = "NOT_OFFERED"
+    status = "UNIMPLEMENTED"
+
+
+class DeadlineError(SpecdecError):
+    reason = "DEADLINE_EXCEEDED"
+    status = "DEADLINE_EXCEEDED"
+
+
+class ModelLoadError(SpecdecError):
+    """A model could not be found, fetched, checked or read. Start-up only."""
