@@ -288,6 +288,7 @@ class Commit:
     text: str
     statistics: RoundStatistics
     cached_length: int
+    token_texts: Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -372,6 +373,7 @@ class Delta:
     token_ids: Sequence[int]
     position: int
     round: RoundStatistics
+    token_texts: Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True)
