@@ -1,0 +1,87 @@
+#!/usr/bin/env node
+// Streams one generation from a running specdec, from its .proto files alone.
+import { fileURLToPath } from 'node:url';
+import { parseArgs } from 'node:util';
+import grpc from '@grpc/grpc-js';
+import protoLoader from '@grpc/proto-loader';
+import { describeError } from './errors.js';
+
+const USAGE = `usage: node generate.js [--endpoint HOST:PORT] [--max-new-tokens N] [--temperature T] [--raw] PROMPT
+
+  --endpoint        the orchestrator (127.0.0.1:50050)
+  --max-new-tokens  tokens of output at most (128)
+  --temperature     0 is greedy, the default
+  --raw             the prompt is plain text instead of the first turn of a chat
+`;
+const OPTIONS = {
+  endpoint: { type: 'string', default: '127.0.0.1:50050' },
+  'max-new-tokens': { type: 'string', default: '128' },
+  temperature: { type: 'string', default: '0' },
+  raw: { type: 'boolean', default: false },
+  help: { type: 'boolean', short: 'h', default: false },
+};
+
+function parseCommandLine() {
+  try {
+    const { values, positionals } = parseArgs({ options: OPTIONS, allowPositionals: true });
+    if (values.help || positionals.length === 1) return { ...values, prompt: positionals[0] };
+  } catch (error) {
+    console.error(error.message);
+  }
+  console.error(USAGE);
+  process.exit(2);
+}
+
+function connect(endpoint) {
+  const definition = protoLoader.loadSync('specdec/v1/generation.proto', {
+    includeDirs: [fileURLToPath(new URL('../../protos', import.meta.url))],
+    keepCase: true, // fields are named as in the .proto files
+    longs: Number,
+    enums: String,
+    oneofs: true, // `event.event` names the field that is set
+  });
+  const { GenerationService } = grpc.loadPackageDefinition(definition).specdec.v1;
+  return new GenerationService(endpoint, grpc.credentials.createInsecure());
+}
+
+function toRequest({ prompt, raw, temperature, 'max-new-tokens': maxNewTokens }) {
+  return {
+    spec: {
+      ...(raw ? { text: prompt } : { chat: { messages: [{ role: 'user', content: prompt }] } }),
+      sampling: { temperature: Number(temperature) },
+      stop: { max_new_tokens: Number(maxNewTokens) },
+    },
+  };
+}
+
+async function main() {
+  const options = parseCommandLine();
+  if (options.help) {
+    console.log(USAGE);
+    return;
+  }
+  const client = connect(options.endpoint);
+  try {
+    for await (const { event } of client.Generate(toRequest(options))) {
+      if (event.event === 'delta') process.stdout.write(event.delta.text);
+      if (event.event === 'finished') {
+        const { text, reason, usage, speculative } = event.finished;
+        process.stdout.write(`${text}\n`);
+        console.error(
+          `${reason}: ${usage.num_output_tokens} tokens in ${speculative?.num_rounds ?? 0} rounds, ` +
+            `${speculative?.num_accepted_tokens ?? 0} of ${speculative?.num_draft_tokens ?? 0} draft tokens accepted`,
+        );
+      }
+    }
+  } catch (error) {
+    const { code, message, reason, metadata, retryAfterSeconds } = describeError(error);
+    const facts = Object.entries(metadata ?? {}).map(([key, value]) => `${key}=${value}`);
+    if (retryAfterSeconds !== undefined) facts.push(`retry after ${retryAfterSeconds} s`);
+    console.error(`${code}${reason ? ` ${reason}` : ''}: ${message}${facts.length ? ` (${facts.join(', ')})` : ''}`);
+    process.exitCode = 1;
+  } finally {
+    client.close();
+  }
+}
+
+await main();

@@ -1,0 +1,53 @@
+"""A client in another language, from the .proto files alone."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.system.node_client import install_node_client, run_node_client
+from tests.system.scripted_service import ScriptedService, scripted_service
+
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture(scope="module")
+def node_client(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install_node_client(tmp_path_factory.mktemp("node"))
+
+
+@pytest.fixture
+async def scripted() -> AsyncIterator[tuple[ScriptedService, str]]:
+    async with scripted_service() as service_and_endpoint:
+        yield service_and_endpoint
+
+
+async def test_node_client_prints_the_text_as_it_comes_and_says_why_it_ended(
+    node_client: Path, scripted: tuple[ScriptedService, str]
+) -> None:
+    service, endpoint = scripted
+    result = await run_node_client(node_client, "--endpoint", endpoint, "--max-new-tokens", "2", "say two words")
+    assert (result.exit_code, result.stdout) == (0, "two wörds held back\n")
+    assert result.stderr.strip() == "FINISH_REASON_LENGTH: 2 tokens in 1 rounds, 1 of 4 draft tokens accepted"
+    spec = service.requests[0].spec
+    assert [(message.role, message.content) for message in spec.chat.messages] == [("user", "say two words")]
+    assert spec.sampling.HasField("temperature")
+    assert spec.sampling.temperature == 0
+    assert spec.stop.max_new_tokens == 2
+
+
+async def test_node_client_names_the_reason_of_a_refused_request(
+    node_client: Path, scripted: tuple[ScriptedService, str]
+) -> None:
+    _, endpoint = scripted
+    result = await run_node_client(node_client, "--endpoint", endpoint, "--temperature=-1", "hello")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.strip() == (
+        "INVALID_ARGUMENT INVALID_PARAMETER: must be in [0, 100] (field=temperature, retry after 1.5 s)"
+    )
+
+
+async def test_node_client_says_so_where_no_server_answers(node_client: Path) -> None:
+    result = await run_node_client(node_client, "--endpoint", "127.0.0.1:1", "hello")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("UNAVAILABLE: ")
