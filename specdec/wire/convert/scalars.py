@@ -1,0 +1,64 @@
+"""Durations, timestamps, ids and byte strings: checked one by one."""
+
+import math
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from specdec.errors import InvalidParameterError, MalformedRequestError
+from specdec.ids import SessionId
+from specdec.params import validate_session_id
+
+MAX_DURATION_S = 315_576_000_000
+"""Ten thousand years: the bound of google.protobuf.Duration itself."""
+NANOS_PER_S = 1_000_000_000
+
+
+def duration_to_pb(seconds: float) -> Duration:
+    """Raises ValueError for a time that is negative, not finite or beyond MAX_DURATION_S."""
+    if not (math.isfinite(seconds) and 0 <= seconds <= MAX_DURATION_S):
+        raise ValueError(f"not a duration: {seconds}")
+    whole_s, nanos = divmod(round(seconds * NANOS_PER_S), NANOS_PER_S)
+    return Duration(seconds=whole_s, nanos=nanos)
+
+
+def optional_duration_to_pb(seconds: float | None) -> Duration | None:
+    """Absent stays absent."""
+    return None if seconds is None else duration_to_pb(seconds)
+
+
+def duration_from_pb(duration: Duration, field: str) -> float:
+    """Seconds; raises InvalidParameterError where it is negative or its parts are out of range."""
+    if not (0 <= duration.seconds <= MAX_DURATION_S and 0 <= duration.nanos < NANOS_PER_S):
+        raise InvalidParameterError(f"{field}: must be a duration of at least 0", field=field)
+    return duration.seconds + duration.nanos / NANOS_PER_S
+
+
+def timestamp_to_pb(unix_s: float) -> Timestamp:
+    """Seconds since 1970, UTC."""
+    whole_s, nanos = divmod(round(unix_s * NANOS_PER_S), NANOS_PER_S)
+    return Timestamp(seconds=whole_s, nanos=nanos)
+
+
+def timestamp_from_pb(timestamp: Timestamp) -> float:
+    """Seconds since 1970, UTC."""
+    return timestamp.seconds + timestamp.nanos / NANOS_PER_S
+
+
+def session_id_from_pb(session_id: str) -> SessionId:
+    """Raises InvalidParameterError where it is not 1 to 64 of [A-Za-z0-9_-]."""
+    return SessionId(validate_session_id(session_id))
+
+
+def bytes_from_pb(value: bytes, field: str, low: int, high: int) -> bytes:
+    """Raises MalformedRequestError where there are fewer than `low` or more than `high` bytes."""
+    if not low <= len(value) <= high:
+        raise MalformedRequestError(f"{field}: {low} to {high} bytes", field=field)
+    return value
+
+
+def natural_from_pb(value: int, field: str, low: int = 0) -> int:
+    """Raises MalformedRequestError where the value is below `low`."""
+    if value < low:
+        raise MalformedRequestError(f"{field}: must be at least {low}", field=field)
+    return value
