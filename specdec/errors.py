@@ -69,6 +69,11 @@ class SessionExistsError(SpecdecError):
     status = "ALREADY_EXISTS"
 
 
+class MessageTooLargeError(SpecdecError):
+    reason = "MESSAGE_TOO_LARGE"
+    status = "RESOURCE_EXHAUSTED"
+
+
 class OverloadedError(SpecdecError):
     reason = "OVERLOADED"
     status = "RESOURCE_EXHAUSTED"
@@ -101,6 +106,13 @@ class LoadingError(SpecdecError):
 
 class StoreUnavailableError(SpecdecError):
     reason = "STORE_UNAVAILABLE"
+    status = "UNAVAILABLE"
+
+
+class PeerUnavailableError(SpecdecError):
+    """A server that this one called cannot be reached, or its stream broke."""
+
+    reason = "PEER_UNAVAILABLE"
     status = "UNAVAILABLE"
 
 

@@ -70,6 +70,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """INVALID_ARGUMENT: the request is malformed in a way that no other reason names."""
     ERROR_REASON_NOT_OFFERED: _ErrorReason.ValueType  # 23
     """UNIMPLEMENTED: the operation is part of the protocol and this server does not offer it."""
+    ERROR_REASON_PEER_UNAVAILABLE: _ErrorReason.ValueType  # 24
+    """UNAVAILABLE: a server that this one called cannot be reached."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """The catalogue of reasons. An error is a google.rpc.Status whose ErrorInfo has the domain "specdec" and as its reason
@@ -124,4 +126,6 @@ ERROR_REASON_MALFORMED_REQUEST: ErrorReason.ValueType  # 22
 """INVALID_ARGUMENT: the request is malformed in a way that no other reason names."""
 ERROR_REASON_NOT_OFFERED: ErrorReason.ValueType  # 23
 """UNIMPLEMENTED: the operation is part of the protocol and this server does not offer it."""
+ERROR_REASON_PEER_UNAVAILABLE: ErrorReason.ValueType  # 24
+"""UNAVAILABLE: a server that this one called cannot be reached."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
