@@ -12,14 +12,16 @@ _PROPOSERS_WITH_MODEL = ("draft_model", "stacked")
 
 @dataclasses.dataclass(frozen=True)
 class ClusterOptions:
-    """`proposer` none starts no drafter; `extra_arguments` go to every process of a role as they are."""
+    """`proposer` none starts no drafter; with a `verifier_endpoint` that one is used and none is started; `extra_arguments` go to every process of a role as they are."""
 
     model: str = "smollm2-135m"
     proposer: str = "ngram"
     draft_model: str | None = None
     quantization: str | None = None
     num_drafters: int = 1
+    verifier_endpoint: str | None = None
     listen: str = LOOPBACK
+    insecure_bind: bool = False
     redis: str = "embedded"
     device: str | None = None
     dtype: str | None = None
@@ -72,9 +74,15 @@ def orchestrator_arguments(options: ClusterOptions, endpoints: Mapping[str, str]
     """`endpoints`: host:port by process name, of the roles that are there already."""
     drafters = [endpoints[name] for name in sorted(endpoints) if name.startswith("drafter")]
     return [
-        *("--listen", options.listen, "--metrics", LOOPBACK, "--redis", options.redis),
+        *("--listen", options.listen, "--metrics", LOOPBACK),
+        *(["--insecure-bind"] if options.insecure_bind else []),
         *_options(verifiers=endpoints["verifier"], drafters=",".join(drafters) or None),
     ]
+
+
+def orchestrator_environment(options: ClusterOptions) -> dict[str, str]:
+    """A Redis URL may hold a password, and anyone on the machine can read a command line."""
+    return {"SPECDEC_ORCHESTRATOR_REDIS": options.redis}
 
 
 def _options(**values: object) -> list[str]:

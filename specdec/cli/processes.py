@@ -6,9 +6,9 @@ import asyncio
 import dataclasses
 import enum
 import tempfile
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Self
 
 from specdec.cli.cluster_options import (
@@ -16,12 +16,15 @@ from specdec.cli.cluster_options import (
     CommandBuilder,
     drafter_arguments,
     orchestrator_arguments,
+    orchestrator_environment,
     role_command_line,
     verifier_arguments,
 )
 from specdec.cli.role_process import RoleCommand, RoleFailedError, RoleProcess
 
 _TICK_S = 2.0
+LISTENING = "listening"
+SERVING = "serving"
 
 
 class RoleState(enum.Enum):
@@ -93,28 +96,32 @@ class LocalCluster:
             async with asyncio.timeout(self.options.start_timeout_s):
                 await self._start_roles()
         except TimeoutError:
-            unready = [process for process in self._processes if process.last_event != "serving"]
+            unready = next((process for process in self._processes if not process.has_logged(SERVING)), None)
             await self.stop()
-            name = unready[0].name if unready else "the cluster"
-            raise RoleFailedError(name, f"was not ready within {self.options.start_timeout_s:g} s", ()) from None
+            name, lines = (unready.name, unready.last_lines) if unready else ("the cluster", ())
+            raise RoleFailedError(name, f"was not ready within {self.options.start_timeout_s:g} s", lines) from None
         except BaseException:
             await self.stop()
             raise
 
     async def stop(self) -> None:
         """The orchestrator first, then the drafters, then the verifier: nobody loses a peer it still needs."""
-        while self._processes:
-            last_name = self._processes[-1].name.partition("-")[0]
-            group = [process for process in self._processes if process.name.partition("-")[0] == last_name]
-            self._processes = [process for process in self._processes if process not in group]
-            await asyncio.gather(*(self._stop_role(process) for process in reversed(group)))
+        for role in ("orchestrator", "drafter", "verifier"):
+            group = [process for process in self._processes if process.name.partition("-")[0] == role]
+            await asyncio.gather(*(self._stop_role(process) for process in group))
+        self._processes = []
 
-    async def wait_for_death(self) -> RoleFailedError:
-        """Returns when the first role has ended."""
+    def kill(self) -> None:
+        """Ends every role at once; `stop` then returns soon."""
+        for process in self._processes:
+            process.kill()
+
+    async def deaths(self) -> AsyncIterator[RoleFailedError]:
+        """Each role that ends by itself, as it ends."""
         waits = [asyncio.create_task(process.wait_for_death()) for process in self._processes]
         try:
-            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            return done.pop().result()
+            for death in asyncio.as_completed(waits):
+                yield await death
         finally:
             for wait in waits:
                 wait.cancel()
@@ -130,20 +137,25 @@ class LocalCluster:
 
     async def _start_roles(self) -> None:
         options = self.options
-        workers = [await self._start_role("verifier", "verifier", verifier_arguments(options))]
+        workers = []
+        if options.verifier_endpoint is not None:
+            self._endpoints["verifier"] = options.verifier_endpoint
+        else:
+            workers.append(await self._start_role("verifier", "verifier", verifier_arguments(options)))
         for index in range(options.num_drafters if options.proposer != "none" else 0):
             workers.append(await self._start_role("drafter", f"drafter-{index}", drafter_arguments(options)))
         await self._until_all(*(self._wait_listening(worker) for worker in workers))
-        orchestrator = await self._start_role(
-            "orchestrator", "orchestrator", orchestrator_arguments(options, self._endpoints)
-        )
-        await self._until_all(
-            self._wait_listening(orchestrator), *(self._wait_ready(process) for process in self._processes)
-        )
+        arguments = orchestrator_arguments(options, self._endpoints)
+        environment = orchestrator_environment(options)
+        orchestrator = await self._start_role("orchestrator", "orchestrator", arguments, environment)
+        readiness = [self._wait_ready(process) for process in self._processes]
+        await self._until_all(self._wait_listening(orchestrator), *readiness)
 
-    async def _start_role(self, role: str, name: str, arguments: Sequence[str]) -> RoleProcess:
+    async def _start_role(
+        self, role: str, name: str, arguments: Sequence[str], environment: Mapping[str, str] = MappingProxyType({})
+    ) -> RoleProcess:
         extra = self.options.extra_arguments.get(role, ())
-        command = RoleCommand(name, self._build_command(role, [*arguments, *extra]))
+        command = RoleCommand(name, self._build_command(role, [*arguments, *extra]), environment)
         process = RoleProcess(command, self.log_folder / f"{name}.log", self._on_line)
         self._processes.append(process)
         await process.start()
@@ -160,21 +172,21 @@ class LocalCluster:
             raise failures.exceptions[0] from None
 
     async def _wait_listening(self, process: RoleProcess) -> None:
-        record = await process.wait_for_event("listening", self.options.start_timeout_s)
+        record = await process.wait_for_event(LISTENING, self.options.start_timeout_s)
         self._endpoints[process.name] = str(record["endpoint"])
         if record.get("metrics"):
             self._metrics_endpoints[process.name] = str(record["metrics"])
         self._report(process, RoleState.LISTENING, self._endpoints[process.name])
 
     async def _wait_ready(self, process: RoleProcess) -> None:
-        wait = asyncio.create_task(process.wait_for_event("serving", self.options.start_timeout_s))
+        wait = asyncio.create_task(process.wait_for_event(SERVING, self.options.start_timeout_s))
         try:
             while not (await asyncio.wait([wait], timeout=_TICK_S))[0]:
                 self._report(process, RoleState.WAITING, process.last_event)
             wait.result()
         finally:
             wait.cancel()
-        self._report(process, RoleState.READY, self._endpoints[process.name])
+        self._report(process, RoleState.READY, self._endpoints.get(process.name, ""))
 
     async def _stop_role(self, process: RoleProcess) -> None:
         ended_by_itself = await process.stop(self.options.stop_grace_s)

@@ -70,6 +70,13 @@ class RoleProcess:
         return None if self._process is None else self._process.returncode
 
     @property
+    def last_lines(self) -> tuple[str, ...]:
+        return tuple(self._last_lines)
+
+    def has_logged(self, event: str) -> bool:
+        return event in self._events
+
+    @property
     def age_s(self) -> float:
         return time.monotonic() - self._started_at
 
@@ -126,11 +133,14 @@ class RoleProcess:
                 self._process.send_signal(signal.SIGTERM)
         done, _ = await asyncio.wait([self._life], timeout=grace_s)
         if not done:
-            self._kill_group()
+            self.kill()
             await asyncio.wait([self._life], timeout=_KILL_S)
         return bool(done)
 
-    def _kill_group(self) -> None:
+    def kill(self) -> None:
+        """SIGKILL to its whole group, unless it was seen to end: the number may be another's by then."""
+        if self._life is None or self._life.done():
+            return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
@@ -143,7 +153,7 @@ class RoleProcess:
         reader = asyncio.create_task(self._read_log(log_fd), name=f"log of {self.name}")
         try:
             await process.wait()
-            self._kill_group()
+            self.kill()
             await asyncio.wait([reader], timeout=_KILL_S)
         finally:
             reader.cancel()

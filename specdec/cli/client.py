@@ -1,0 +1,117 @@
+"""A thin client of the orchestrator: typed messages in and out, a deadline on every call, faults as the error tree.
+
+Knows GenerationService alone; `generate`, `demo` and `bench` use it.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from types import TracebackType
+from typing import Self
+
+import grpc
+
+from specdec.errors import PeerUnavailableError, SpecdecError
+from specdec.ids import SessionId
+from specdec.messages import GenerationEvent, ModelInfo, ServerStatus
+from specdec.params import GenerationSpec
+from specdec.v1 import generation_pb2, generation_pb2_grpc
+from specdec.wire.channel import open_channel
+from specdec.wire.convert.generation import generation_event_from_pb
+from specdec.wire.convert.params import generation_spec_to_pb
+from specdec.wire.convert.status import model_info_from_pb, server_status_from_pb
+from specdec.wire.interceptors import error_from_rpc
+
+_SHORT_CALL_S = 10.0
+
+
+class GenerationClient:
+    """`async with GenerationClient("host:port") as client:`. One connection, any number of requests at once."""
+
+    def __init__(self, endpoint: str, *, timeout_s: float = 600.0) -> None:
+        """`timeout_s`: the longest that one output may take from request to last frame. Needs a running event loop.
+
+        Raises:
+            ValueError: `endpoint` is not host:port.
+        """
+        self._endpoint = endpoint
+        self._timeout_s = timeout_s
+        self._channel = open_channel(endpoint)
+        self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._channel.close()
+
+    async def generate(self, spec: GenerationSpec, session_id: str = "") -> AsyncIterator[GenerationEvent]:
+        """One Started, any number of Delta, one Finished. Leaving the iterator ends the stream.
+
+        Raises:
+            SpecdecError: what the server refused or how it failed; PeerUnavailableError where none answers.
+        """
+        request = generation_pb2.GenerateRequest(spec=generation_spec_to_pb(spec), session_id=session_id)
+        call = self._stub.Generate(request, timeout=self._timeout_s)
+        try:
+            async for response in call:
+                yield generation_event_from_pb(response.event)
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error) from error
+        finally:
+            call.cancel()
+
+    async def resume(
+        self, session_id: SessionId, received_token_ids: Sequence[int], spec: GenerationSpec
+    ) -> AsyncIterator[GenerationEvent]:
+        """The rest of a stream that broke; raises as `generate` does."""
+        request = generation_pb2.ResumeRequest(
+            session_id=session_id, received_token_ids=received_token_ids, spec=generation_spec_to_pb(spec)
+        )
+        call = self._stub.Resume(request, timeout=self._timeout_s)
+        try:
+            async for response in call:
+                yield generation_event_from_pb(response.event)
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error) from error
+        finally:
+            call.cancel()
+
+    async def cancel(self, session_id: SessionId) -> bool:
+        """Whether there was such a session."""
+        try:
+            request = generation_pb2.CancelRequest(session_id=session_id)
+            return (await self._stub.Cancel(request, timeout=_SHORT_CALL_S)).found
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error) from error
+
+    async def status(self) -> tuple[ServerStatus, tuple[ModelInfo, ...]]:
+        """Of the orchestrator, and the models that can be asked for now."""
+        try:
+            request = generation_pb2.GenerationServiceGetStatusRequest()
+            response = await self._stub.GetStatus(request, timeout=_SHORT_CALL_S)
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error) from error
+        return server_status_from_pb(response.status), tuple(model_info_from_pb(model) for model in response.models)
+
+    async def wait_for_model(self, timeout_s: float) -> ModelInfo:
+        """The first model that can be asked for, once there is one; the last fault when the time is up."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while True:
+            try:
+                _, models = await self.status()
+                if models:
+                    return models[0]
+                fault: SpecdecError = PeerUnavailableError(f"no model is served at {self._endpoint}")
+            except SpecdecError as error:
+                fault = error
+            if asyncio.get_running_loop().time() > deadline:
+                raise fault
+            await asyncio.sleep(0.1)
+
+    def _error(self, error: grpc.aio.AioRpcError) -> SpecdecError:
+        known = error_from_rpc(error)
+        if type(known) is PeerUnavailableError:  # what the transport says helps nobody at a command line
+            return PeerUnavailableError(f"no server answers at {self._endpoint}")
+        return known

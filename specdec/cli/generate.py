@@ -1,0 +1,97 @@
+"""`specdec generate`: asks a running system for one output and streams it."""
+
+import asyncio
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specdec.cli.failures import UsageError, told_in_one_line
+from specdec.params import (
+    AcceptanceRule,
+    ChatMessage,
+    GenerationSpec,
+    Prompt,
+    SamplingParams,
+    SpeculationOptions,
+    StopCriteria,
+)
+
+if TYPE_CHECKING:
+    from specdec.cli.answer import Answer
+
+DEFAULT_ENDPOINT = "127.0.0.1:50050"
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="What to answer; - reads it from standard input.")],
+    endpoint: Annotated[str, typer.Option(envvar="SPECDEC_ENDPOINT", help="The orchestrator.")] = DEFAULT_ENDPOINT,
+    model: Annotated[str, typer.Option(help="Target model; empty for the only one there is.")] = "",
+    max_new_tokens: Annotated[int, typer.Option(help="Most output tokens.")] = 256,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Keep the most likely tokens that reach this sum.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Drop tokens below this fraction of the most likely one.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="Fixes the noise; without one the server draws it.")] = None,
+    rule: Annotated[str | None, typer.Option(help="greedy, coupled, one_hot or rejection.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this string; may be given again.")] = None,
+    chat: Annotated[bool, typer.Option("--chat/--raw", help="With the model's chat template, or as it is.")] = True,
+    speculation: Annotated[
+        bool, typer.Option("--speculation/--no-speculation", help="Whether a drafter may help.")
+    ] = True,
+    show_drafts: Annotated[bool, typer.Option("--show-drafts", help="Colour tokens by how they came about.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object at the end, no stream.")] = False,
+    timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds for the whole output.")] = 600.0,
+) -> None:
+    """Stream one answer from a running system."""
+    with told_in_one_line():
+        spec = GenerationSpec(
+            prompt=_prompt(prompt, chat=chat),
+            model=model,
+            sampling=SamplingParams(
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                min_p=min_p,
+                seed=seed,
+                acceptance_rule=_rule(rule),
+            ),
+            stop=StopCriteria(max_new_tokens=max_new_tokens, stop_strings=tuple(stop or ())),
+            speculation=SpeculationOptions(disabled=not speculation),
+        ).validated()
+        answer = asyncio.run(_stream(endpoint, spec, timeout_s, show_drafts=show_drafts, quiet=as_json))
+        if as_json:
+            print(json.dumps(answer.to_json(), ensure_ascii=False))
+
+
+async def _stream(endpoint: str, spec: GenerationSpec, timeout_s: float, *, show_drafts: bool, quiet: bool) -> "Answer":
+    from specdec.cli.answer import collect
+    from specdec.cli.client import GenerationClient
+    from specdec.cli.generation_view import DraftView, PlainView, QuietView
+
+    view = QuietView() if quiet else DraftView(no_color="NO_COLOR" in os.environ) if show_drafts else PlainView()
+    try:
+        client = GenerationClient(endpoint, timeout_s=timeout_s)
+    except ValueError as error:
+        raise UsageError(f"--endpoint: {error}") from None
+    async with client:
+        answer = await collect(client.generate(spec), on_event=view.show)
+    view.close(answer)
+    return answer
+
+
+def _prompt(argument: str, *, chat: bool) -> Prompt:
+    text = sys.stdin.read() if argument == "-" else argument
+    return (ChatMessage("user", text),) if chat and text else text
+
+
+def _rule(name: str | None) -> AcceptanceRule | None:
+    if name is None:
+        return None
+    try:
+        return AcceptanceRule(name.upper())
+    except ValueError:
+        known = ", ".join(rule.value.lower() for rule in AcceptanceRule)
+        raise UsageError(f"no acceptance rule {name!r}; there are {known}") from None

@@ -1,0 +1,45 @@
+"""`specdec`: the table of commands.
+
+Imports nothing heavy, so that --help is there at once; each command imports what it needs when it runs.
+"""
+
+from typing import Annotated
+
+import typer
+
+from specdec import __version__
+from specdec.cli.demo import demo
+from specdec.cli.generate import generate
+from specdec.cli.roles import drafter, orchestrator, verifier
+from specdec.cli.up import up
+
+app = typer.Typer(
+    name="specdec",
+    help="Speculative decoding as microservices: drafters guess, a verifier decides.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="And leave.")
+    ] = False,
+) -> None:
+    """Speculative decoding as microservices: drafters guess, a verifier decides."""
+
+
+for command in (up, generate, demo, verifier, drafter, orchestrator):
+    app.command()(command)
+
+
+if __name__ == "__main__":
+    app()

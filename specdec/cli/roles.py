@@ -1,0 +1,137 @@
+"""`specdec verifier|drafter|orchestrator`: one role in this process.
+
+Options left out come from the environment, then from the defaults of specdec.config. The role's own package is imported
+by name when it runs: shared code imports no service.
+"""
+
+import asyncio
+import importlib
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specdec.cli.failures import UsageError, told_in_one_line
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+_PACKAGES = {"verifier": "verifier_service", "drafter": "drafter_service", "orchestrator": "orchestrator"}
+_SETTINGS = {"verifier": "VerifierSettings", "drafter": "DrafterSettings", "orchestrator": "OrchestratorSettings"}
+
+Listen = Annotated[str | None, typer.Option(help="Where gRPC is served; port 0 takes a free one.")]
+Metrics = Annotated[str | None, typer.Option(help="Where /metrics is served over HTTP.")]
+InsecureBind = Annotated[
+    bool | None, typer.Option("--insecure-bind/--loopback-only", help="Allow addresses that other machines reach.")
+]
+LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or error.")]
+DrainGraceS = Annotated[float | None, typer.Option(help="Seconds for open streams after SIGTERM.")]
+Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
+Dtype = Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")]
+Threads = Annotated[int | None, typer.Option(help="Threads of one forward pass.")]
+CacheDir = Annotated[str | None, typer.Option(help="Where prepared models are kept.")]
+
+
+def verifier(
+    model: Annotated[str | None, typer.Option(help="Named model, hub id, folder or .gguf file.")] = None,
+    listen: Listen = None,
+    metrics: Metrics = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    threads: Threads = None,
+    cache_dir: CacheDir = None,
+    max_sessions: Annotated[int | None, typer.Option(help="Sessions with a cache at one time.")] = None,
+    max_waiting_sessions: Annotated[int | None, typer.Option(help="Sessions that may wait.")] = None,
+    max_draft_tokens: Annotated[int | None, typer.Option(help="Largest draft budget of a session.")] = None,
+    draft_wait_ms: Annotated[float | None, typer.Option(help="Longest wait for an attached drafter.")] = None,
+    max_step_rows: Annotated[int | None, typer.Option(help="Rows of one forward pass.")] = None,
+    default_max_new_tokens: Annotated[int | None, typer.Option(help="Output limit of requests that give none.")] = None,
+    kept_tokens_grace_s: Annotated[float | None, typer.Option(help="Tokens outlive a broken owner's stream.")] = None,
+    insecure_bind: InsecureBind = None,
+    log_level: LogLevel = None,
+    drain_grace_s: DrainGraceS = None,
+) -> None:
+    """Run a verifier: the target model, which alone decides tokens."""
+    _serve("verifier", locals())
+
+
+def drafter(
+    proposer: Annotated[str | None, typer.Option(help="draft_model, ngram or stacked.")] = None,
+    model: Annotated[str | None, typer.Option(help="The draft model.")] = None,
+    quantization: Annotated[str | None, typer.Option(help="Its weights: none, int8 or int4.")] = None,
+    listen: Listen = None,
+    metrics: Metrics = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    threads: Threads = None,
+    cache_dir: CacheDir = None,
+    max_draft_tokens: Annotated[int | None, typer.Option(help="Longest draft.")] = None,
+    max_sessions: Annotated[int | None, typer.Option(help="Attached sessions.")] = None,
+    insecure_bind: InsecureBind = None,
+    log_level: LogLevel = None,
+    drain_grace_s: DrainGraceS = None,
+) -> None:
+    """Run a drafter: it guesses, and is checked."""
+    _serve("drafter", locals())
+
+
+def orchestrator(
+    listen: Listen = None,
+    metrics: Metrics = None,
+    verifiers: Annotated[str | None, typer.Option(help="host:port,host:port")] = None,
+    drafters: Annotated[str | None, typer.Option(help="host:port,host:port")] = None,
+    redis: Annotated[str | None, typer.Option(help="embedded, or a redis:// or rediss:// URL.")] = None,
+    durability: Annotated[str | None, typer.Option(help="relaxed or strict.")] = None,
+    session_ttl_s: Annotated[float | None, typer.Option(help="A record lives this long after its last change.")] = None,
+    store_tokens: Annotated[bool | None, typer.Option(help="Keep prompts and outputs in the record.")] = None,
+    lease_s: Annotated[float | None, typer.Option(help="An owner that is silent so long may be taken over.")] = None,
+    max_sessions: Annotated[int | None, typer.Option(help="Streams served at one time.")] = None,
+    health_interval_s: Annotated[float | None, typer.Option(help="Pause between two looks at each server.")] = None,
+    insecure_bind: InsecureBind = None,
+    log_level: LogLevel = None,
+    drain_grace_s: DrainGraceS = None,
+) -> None:
+    """Run an orchestrator: what clients talk to."""
+    _serve("orchestrator", locals())
+
+
+def _serve(role: str, options: dict[str, Any]) -> None:
+    with told_in_one_line():
+        settings = read_settings(role, options)
+        require_loopback(settings.listen, insecure_bind=settings.insecure_bind)
+        asyncio.run(_role_module(role).serve(settings))
+
+
+def read_settings(role: str, options: dict[str, Any]) -> Any:
+    """The role's settings; options that are None are left to the environment and the defaults.
+
+    Raises:
+        UsageError: a value that the settings do not take.
+    """
+    from pydantic import ValidationError
+
+    from specdec import config
+
+    try:
+        return getattr(config, _SETTINGS[role])(**{name: value for name, value in options.items() if value is not None})
+    except ValidationError as error:
+        raise UsageError(_describe(error)) from None
+
+
+def require_loopback(listen: str, *, insecure_bind: bool) -> None:
+    """Raises UsageError for an address that other machines reach, unless that was asked for."""
+    from specdec.config import is_loopback
+
+    if not (insecure_bind or is_loopback(listen)):
+        raise UsageError(f"--listen: {listen} can be reached from other machines without TLS; add --insecure-bind")
+
+
+def _role_module(role: str) -> Any:
+    try:
+        return importlib.import_module(f"{_PACKAGES[role]}.main")
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{error.name} is not installed: pip install 'specdec[{role}]'") from None
+
+
+def _describe(error: "ValidationError") -> str:
+    faults = error.errors(include_url=False, include_context=False, include_input=False)
+    return "; ".join(f"--{'.'.join(map(str, fault['loc'])).replace('_', '-')}: {fault['msg']}" for fault in faults)

@@ -1,0 +1,48 @@
+import inspect
+from collections.abc import Callable
+
+import pytest
+
+from specdec import config
+from specdec.cli import roles
+from specdec.cli.failures import UsageError
+
+FROM_THE_ENVIRONMENT_ALONE = {"wire"}
+
+
+@pytest.mark.parametrize(
+    ("command", "settings"),
+    [
+        (roles.verifier, config.VerifierSettings),
+        (roles.drafter, config.DrafterSettings),
+        (roles.orchestrator, config.OrchestratorSettings),
+    ],
+)
+def test_every_setting_of_a_role_is_an_option_of_its_command(
+    command: Callable[..., None], settings: type[config.RoleSettings]
+) -> None:
+    assert set(inspect.signature(command).parameters) == set(settings.model_fields) - FROM_THE_ENVIRONMENT_ALONE
+
+
+def test_an_option_wins_over_the_environment_which_wins_over_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECDEC_VERIFIER_MAX_SESSIONS", "3")
+    monkeypatch.setenv("SPECDEC_VERIFIER_MAX_DRAFT_TOKENS", "4")
+    settings = roles.read_settings("verifier", {"model": "m", "max_sessions": 5, "max_draft_tokens": None})
+    assert (settings.max_sessions, settings.max_draft_tokens) == (5, 4)
+
+
+def test_what_a_setting_does_not_take_is_told_by_the_options_name() -> None:
+    with pytest.raises(UsageError, match=r"--max-sessions: .*greater"):
+        roles.read_settings("verifier", {"model": "m", "max_sessions": 0})
+
+
+def test_a_verifier_without_a_model_is_told_so() -> None:
+    with pytest.raises(UsageError, match="--model: Field required"):
+        roles.read_settings("verifier", {})
+
+
+def test_other_machines_are_let_in_only_when_asked() -> None:
+    roles.require_loopback("127.0.0.1:1", insecure_bind=False)
+    roles.require_loopback("0.0.0.0:1", insecure_bind=True)
+    with pytest.raises(UsageError, match="insecure-bind"):
+        roles.require_loopback("0.0.0.0:1", insecure_bind=False)
