@@ -131,6 +131,13 @@ class WrongRoleError(SpecdecError):
     status = "FAILED_PRECONDITION"
 
 
+class AttachRefusedError(SpecdecError):
+    """The verifier refused a drafter; `refusal` in the metadata is the name of an AttachRefusal."""
+
+    reason = "ATTACH_REFUSED"
+    status = "FAILED_PRECONDITION"
+
+
 class NotOfferedError(SpecdecError):
     reason = "NOT_OFFERED"
     status = "UNIMPLEMENTED"

@@ -72,6 +72,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """UNIMPLEMENTED: the operation is part of the protocol and this server does not offer it."""
     ERROR_REASON_PEER_UNAVAILABLE: _ErrorReason.ValueType  # 24
     """UNAVAILABLE: a server that this one called cannot be reached."""
+    ERROR_REASON_ATTACH_REFUSED: _ErrorReason.ValueType  # 25
+    """FAILED_PRECONDITION: the verifier refused the drafter; metadata "refusal" is the name of an AttachRefusal."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """The catalogue of reasons. An error is a google.rpc.Status whose ErrorInfo has the domain "specdec" and as its reason
@@ -128,4 +130,6 @@ ERROR_REASON_NOT_OFFERED: ErrorReason.ValueType  # 23
 """UNIMPLEMENTED: the operation is part of the protocol and this server does not offer it."""
 ERROR_REASON_PEER_UNAVAILABLE: ErrorReason.ValueType  # 24
 """UNAVAILABLE: a server that this one called cannot be reached."""
+ERROR_REASON_ATTACH_REFUSED: ErrorReason.ValueType  # 25
+"""FAILED_PRECONDITION: the verifier refused the drafter; metadata "refusal" is the name of an AttachRefusal."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
