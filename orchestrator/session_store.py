@@ -1,0 +1,227 @@
+"""Sessions' records in Redis, or a server that speaks its protocol. The only room that imports redis.
+
+Knows leases, epochs and rounds as numbers to compare; knows nothing of streams, verifiers or what a token means. Every
+change is one Lua script, atomic and idempotent by request id, because the client library retries after a time-out.
+"""
+
+import asyncio
+import dataclasses
+import uuid
+from collections.abc import Sequence
+from enum import Enum
+from importlib import resources
+from types import TracebackType
+from typing import Any, Self
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff
+from redis.exceptions import RedisError
+
+from orchestrator.record import (
+    Checkpoint,
+    CommittedRound,
+    SessionRecord,
+    checkpoint_fields,
+    decode_record,
+    encode_tokens,
+    record_keys,
+)
+from specdec.errors import StoreUnavailableError
+from specdec.ids import Epoch, SessionId
+from specdec.params import FinishReason
+
+_NUM_RETRIES = 2
+_BACKOFF_BASE_S = 0.02
+_BACKOFF_CAP_S = 0.2
+_READY_TIMEOUT_S = 1.0
+
+
+class AcquireStatus(Enum):
+    ACQUIRED = "ACQUIRED"
+    HELD = "HELD"  # another owner's lease runs
+    EXISTS = "EXISTS"  # it was to be new, and is not
+
+
+class WriteStatus(Enum):
+    OK = "OK"
+    DUPLICATE = "DUPLICATE"  # the round is there with these tokens
+    CONFLICT = "CONFLICT"  # the round is there with others
+    FENCED = "FENCED"  # another owner holds the session
+    GAP = "GAP"  # rounds before this one are missing
+    LOST = "LOST"  # the store forgot what this owner wrote: it may restore
+
+
+@dataclasses.dataclass(frozen=True)
+class Lease:
+    """Who claims to own a session: compared by every script."""
+
+    session_id: SessionId
+    epoch: Epoch
+    owner_nonce: bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class AcquireReply:
+    """`epoch` is the new one with ACQUIRED, else the record's."""
+
+    status: AcquireStatus
+    epoch: Epoch
+    lease_remaining_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class StoreSettings:
+    url: str
+    lease_s: float = 10.0
+    session_ttl_s: float = 600.0
+    store_tokens: bool = True
+    call_timeout_s: float = 1.0
+
+
+def _milliseconds(seconds: float) -> str:
+    return str(max(1, round(seconds * 1000)))
+
+
+class SessionStore:
+    """Every method raises StoreUnavailableError where the server does not answer in time.
+
+    A `request_id` names a call across retries: the same one is answered the same. Without it each call is a new one,
+    and only the client library's own retries share an id.
+    """
+
+    def __init__(self, settings: StoreSettings) -> None:
+        self.settings = settings
+        self._redis = Redis.from_url(
+            settings.url,
+            socket_timeout=settings.call_timeout_s,
+            socket_connect_timeout=settings.call_timeout_s,
+            retry=Retry(ExponentialBackoff(cap=_BACKOFF_CAP_S, base=_BACKOFF_BASE_S), _NUM_RETRIES),
+            health_check_interval=0,
+        )
+        # However the library divides its retries, a call ends by then.
+        self._deadline_s = 2 * settings.call_timeout_s
+        lua = resources.files("orchestrator") / "lua"
+        prelude = (lua / "_prelude.lua").read_text()
+        self._scripts = {
+            name: self._redis.register_script(prelude + (lua / f"{name}.lua").read_text())
+            for name in ("acquire", "renew", "release", "commit", "restore", "cancel", "read")
+        }
+
+    async def acquire(
+        self,
+        session_id: SessionId,
+        owner_nonce: bytes,
+        *,
+        epoch_floor: int = 0,
+        must_be_new: bool = False,
+        request_id: str | None = None,
+    ) -> AcquireReply:
+        """Claims a session whose lease is free, expired or this nonce's own. epoch = max(record's, epoch_floor) + 1."""
+        status, epoch, remaining_ms = await self._run(
+            "acquire",
+            session_id,
+            [
+                owner_nonce.hex(),
+                str(epoch_floor),
+                _milliseconds(self.settings.lease_s),
+                _milliseconds(self.settings.session_ttl_s),
+                "1" if must_be_new else "0",
+            ],
+            request_id,
+        )
+        return AcquireReply(AcquireStatus(status.decode()), Epoch(int(epoch)), int(remaining_ms) / 1000)
+
+    async def renew(self, lease: Lease, *, request_id: str | None = None) -> WriteStatus:
+        """Prolongs the lease and the record's life. OK, FENCED or LOST."""
+        arguments = [_milliseconds(self.settings.lease_s), _milliseconds(self.settings.session_ttl_s)]
+        return await self._write("renew", lease, arguments, request_id)
+
+    async def release(
+        self, lease: Lease, finish_reason: FinishReason | None = None, *, request_id: str | None = None
+    ) -> WriteStatus:
+        """Gives the lease back; the record stays until its TTL. OK, FENCED or LOST."""
+        reason = finish_reason.value if finish_reason is not None else ""
+        return await self._write("release", lease, [_milliseconds(self.settings.session_ttl_s), reason], request_id)
+
+    async def commit(self, lease: Lease, committed: CommittedRound, *, request_id: str | None = None) -> WriteStatus:
+        """Adds one round's tokens. Any of the statuses."""
+        return await self._write(
+            "commit",
+            lease,
+            [
+                str(committed.round),
+                str(committed.base_position),
+                str(len(committed.token_ids)),
+                encode_tokens(committed.token_ids) if self.settings.store_tokens else b"",
+                committed.prefix_digest,
+                str(committed.verifier_cached_length),
+                str(committed.drafter_cached_length),
+                committed.drafter,
+                _milliseconds(self.settings.session_ttl_s),
+            ],
+            request_id,
+        )
+
+    async def restore(self, checkpoint: Checkpoint, *, request_id: str | None = None) -> WriteStatus:
+        """Writes the whole record: after Opened, and after LOST. OK, DUPLICATE (a later round is there) or FENCED."""
+        arguments: list[str | bytes] = [
+            str(checkpoint.round),
+            str(len(checkpoint.token_ids)),
+            _milliseconds(self.settings.lease_s),
+            _milliseconds(self.settings.session_ttl_s),
+            "1" if self.settings.store_tokens else "0",
+            encode_tokens(checkpoint.token_ids) if self.settings.store_tokens else b"",
+        ]
+        for name, value in checkpoint_fields(checkpoint).items():
+            arguments += [name, value]
+        lease = Lease(checkpoint.session_id, checkpoint.epoch, checkpoint.owner_nonce)
+        return await self._write("restore", lease, arguments, request_id)
+
+    async def cancel(self, session_id: SessionId, *, request_id: str | None = None) -> bool:
+        """Deletes a session and fences its owner. False where there was none."""
+        status, _, _ = await self._run("cancel", session_id, [_milliseconds(self.settings.session_ttl_s)], request_id)
+        return WriteStatus(status.decode()) is WriteStatus.OK
+
+    async def read(self, session_id: SessionId) -> SessionRecord | None:
+        """The record as it is now, None where there is none."""
+        fields, tokens = await self._run("read", session_id, [], None)
+        if not fields:
+            return None
+        return decode_record(dict(zip(fields[::2], fields[1::2], strict=True)), tokens)
+
+    async def is_reachable(self) -> bool:
+        try:
+            async with asyncio.timeout(_READY_TIMEOUT_S):
+                await self._redis.ping()
+        except (RedisError, OSError, TimeoutError):
+            return False
+        return True
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _write(
+        self, script: str, lease: Lease, arguments: Sequence[str | bytes], request_id: str | None
+    ) -> WriteStatus:
+        owner = [str(lease.epoch), lease.owner_nonce.hex()]
+        status, _, _ = await self._run(script, lease.session_id, [*owner, *arguments], request_id)
+        return WriteStatus(status.decode())
+
+    async def _run(
+        self, script: str, session_id: SessionId, arguments: Sequence[str | bytes], request_id: str | None
+    ) -> Any:
+        identified = [request_id or uuid.uuid4().hex, *arguments]
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                return await self._scripts[script](keys=record_keys(session_id), args=identified)
+        except (RedisError, OSError, TimeoutError) as error:
+            raise StoreUnavailableError(f"the session store did not {script}: {type(error).__name__}") from error
