@@ -156,6 +156,8 @@ class OrchestratorSettings(RoleSettings):
     """strict: positions are in Redis before their tokens go to the client. relaxed: right after."""
     session_ttl_s: float = Field(default=3600.0, gt=0)
     """A session's record lives this long after its last change."""
+    store_tokens: bool = True
+    """Prompts and outputs are in the record. False: positions and digests alone, and Resume needs the prompt again."""
     lease_s: float = Field(default=10.0, ge=1, le=600)
     """An owner that does not renew for this long may be taken over."""
     max_sessions: int = Field(default=256, ge=1, le=65536)
