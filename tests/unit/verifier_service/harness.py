@@ -1,0 +1,285 @@
+"""An engine over a made-up target: logits are a hash of the token prefix. No threads, no sockets, own clock."""
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+
+import torch
+
+from specdec import PROTOCOL_VERSION
+from specdec.errors import SpecdecError
+from specdec.ids import AttachmentId, DraftSequence, Epoch, SessionId, digest_tokens
+from specdec.messages import (
+    Addressed,
+    Attach,
+    Commit,
+    Detached,
+    Draft,
+    Numerics,
+    Opened,
+    OpenSession,
+    SessionEvent,
+    SessionFinished,
+    VerifierMessage,
+)
+from specdec.model.runner import Rows
+from specdec.params import GenerationSpec, SamplingParams, SpeculationOptions, StopCriteria
+from verifier_service.attachment import DrafterStream, attach_key
+from verifier_service.engine import Engine, EngineLimits
+from verifier_service.scheduler import SchedulerPolicy
+
+VOCABULARY_SIZE = 24
+END_TOKEN_ID = 0
+NONCE = b"n" * 16
+
+
+class PrefixCache:
+    """The tokens whose keys and values a real cache would hold."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.freed = False
+
+    @property
+    def length(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.token_ids)
+
+    def rollback(self, length: int) -> None:
+        del self.token_ids[length:]
+
+    def compact(self, base_length: int, kept_rows: Sequence[int]) -> None:
+        tail = self.token_ids[base_length:]
+        self.token_ids[base_length:] = [tail[row] for row in kept_rows]
+
+    def free(self) -> None:
+        self.freed = True
+
+
+class HashRunner:
+    """A target whose logits depend on the token prefix alone, and on every token of it."""
+
+    vocabulary_size = VOCABULARY_SIZE
+    context_limit = 128
+    numerics = Numerics("fingerprint", "weights", "float32", "float32", "cpu", "hash", "hash", "none")
+
+    def __init__(self) -> None:
+        self.num_forwards = 0
+        self.fails = False
+
+    def new_cache(self) -> PrefixCache:
+        return PrefixCache()
+
+    def forward(self, batch: Sequence[Rows]) -> list[torch.Tensor]:
+        self.num_forwards += 1
+        if self.fails:
+            raise RuntimeError("out of memory")
+        return [self._session(rows) for rows in batch]
+
+    def _session(self, rows: Rows) -> torch.Tensor:
+        parents = rows.parent_rows if rows.parent_rows is not None else range(-1, len(rows.token_ids) - 1)
+        prefixes: list[list[int]] = []
+        for token_id, parent in zip(rows.token_ids, parents, strict=True):
+            before = rows.cache.token_ids if parent == -1 else prefixes[parent]
+            prefixes.append([*before, token_id])
+        rows.cache.token_ids += rows.token_ids
+        logits = [prefix_logits(prefix) for prefix in prefixes[rows.logits_from :]]
+        return torch.stack(logits) if logits else torch.empty(0, VOCABULARY_SIZE)
+
+
+def prefix_logits(prefix: Sequence[int]) -> torch.Tensor:
+    seed = int.from_bytes(hashlib.sha256(repr(list(prefix)).encode()).digest()[:7], "big")
+    logits = 2 * torch.randn(VOCABULARY_SIZE, generator=torch.Generator().manual_seed(seed))
+    logits[END_TOKEN_ID] -= 3
+    return logits
+
+
+class LetterTokenizer:
+    """Token id 1 is "a", 2 is "b", and so on; 0 ends the output."""
+
+    vocabulary_size = VOCABULARY_SIZE
+    end_token_ids = frozenset({END_TOKEN_ID})
+    fingerprint = "letters"
+
+    pieces = (b"", *(bytes([ord("a") + token_id]) for token_id in range(VOCABULARY_SIZE - 1)))
+
+
+@dataclasses.dataclass
+class CountingObserver:
+    dropped: list[str] = dataclasses.field(default_factory=list)
+    refused: list[str] = dataclasses.field(default_factory=list)
+
+    def sessions(self, num_active: int, num_waiting: int) -> None: ...
+
+    def round(self, statistics: object, num_committed_tokens: int) -> None: ...
+
+    def finished(self, reason: object, num_prompt_tokens: int) -> None: ...
+
+    def draft_dropped(self, reason: object) -> None:
+        self.dropped.append(reason.value)
+
+    def draft_refused(self, reason: object) -> None:
+        self.refused.append(reason.value)
+
+
+class Session:
+    """One open session: its events, and the drafter that a test plays."""
+
+    def __init__(self, bench: "Bench", session_id: str, epoch: int, nonce: bytes, spec: GenerationSpec) -> None:
+        self.bench = bench
+        self.session_id = SessionId(session_id)
+        self.epoch = Epoch(epoch)
+        self.nonce = nonce
+        self.spec = spec
+        self.events: list[SessionEvent | SpecdecError] = []
+
+    def of(self, kind: type) -> list:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    @property
+    def opened(self) -> Opened:
+        return self.of(Opened)[0]
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token_id for commit in self.of(Commit) for token_id in commit.token_ids]
+
+    @property
+    def finished(self) -> SessionFinished | None:
+        return next(iter(self.of(SessionFinished)), None)
+
+    @property
+    def text(self) -> str:
+        return "".join(commit.text for commit in self.of(Commit)) + (self.finished.text if self.finished else "")
+
+
+class Drafter:
+    """A drafter that a test plays by hand. `answers` holds what each of its drafts was answered."""
+
+    def __init__(self, bench: "Bench") -> None:
+        self.bench = bench
+        self.messages: list[VerifierMessage] = []
+        self.stream = DrafterStream(lambda addressed: self.messages.append(addressed.message))
+        self.next_sequence = 1
+
+    def attach(self, session: Session, attachment_id: int = 1, **changes: object) -> None:
+        attach = Attach(
+            epoch=session.epoch,
+            attach_key=attach_key(session.opened.attach_secret, AttachmentId(attachment_id)),
+            known_length=0,
+            known_digest=digest_tokens([]),
+            tokenizer_fingerprint="",
+            vocabulary_size=0,
+            context_limit=0,
+            protocol_version=PROTOCOL_VERSION,
+        )
+        self.send(session, attachment_id, dataclasses.replace(attach, **changes))
+
+    def draft(
+        self,
+        session: Session,
+        token_ids: Sequence[int],
+        start_position: int | None = None,
+        attachment_id: int = 1,
+        **changes: object,
+    ) -> int:
+        sequence = self.next_sequence
+        self.next_sequence += 1
+        start = (
+            len(session.opened.prompt_token_ids) + len(session.token_ids) if start_position is None else start_position
+        )
+        draft = Draft(session.epoch, DraftSequence(sequence), start, tuple(token_ids))
+        self.send(session, attachment_id, dataclasses.replace(draft, **changes))
+        return sequence
+
+    def send(self, session: Session, attachment_id: int, message: object) -> None:
+        addressed = Addressed(session.session_id, AttachmentId(attachment_id), message)
+        self.bench.engine.drafters.receive(self.stream, addressed)
+
+    def answers(self) -> dict[int, list[VerifierMessage]]:
+        answers: dict[int, list[VerifierMessage]] = {}
+        for message in self.messages:
+            if hasattr(message, "draft_sequence"):
+                answers.setdefault(message.draft_sequence, []).append(message)
+        return answers
+
+    @property
+    def detached(self) -> list[str]:
+        return [message.reason.value for message in self.messages if isinstance(message, Detached)]
+
+
+class Bench:
+    """An engine, its target and a clock that tests move."""
+
+    def __init__(
+        self, *, max_step_rows: int = 64, max_draft_tokens: int = 8, max_sessions: int = 16, **limits: int
+    ) -> None:
+        self.now = 0.0
+        self.runner = HashRunner()
+        self.observer = CountingObserver()
+        self.policy = SchedulerPolicy(max_step_rows, max_draft_tokens, draft_wait_s=1.0)
+        self.engine = Engine(
+            "target",
+            self.runner,  # type: ignore[arg-type]
+            LetterTokenizer(),  # type: ignore[arg-type]
+            self.policy,
+            EngineLimits(max_sessions, limits.get("max_waiting_sessions", 4), default_max_new_tokens=1000),
+            self.observer,
+            lambda: self.now,
+        )
+
+    def open(
+        self,
+        prompt: Sequence[int] = (5, 6, 7),
+        *,
+        session_id: str = "s",
+        epoch: int = 1,
+        nonce: bytes = NONCE,
+        committed: Sequence[int] = (),
+        sampling: SamplingParams | None = None,
+        stop: StopCriteria | None = None,
+        speculation: SpeculationOptions | None = None,
+        model: str = "",
+    ) -> Session:
+        spec = GenerationSpec(
+            tuple(prompt),
+            model=model,
+            sampling=sampling or SamplingParams(temperature=0.0),
+            stop=stop or StopCriteria(max_new_tokens=12),
+            speculation=speculation or SpeculationOptions(),
+        )
+        session = Session(self, session_id, epoch, nonce, spec)
+        command = OpenSession(
+            session.session_id, session.epoch, nonce, spec, committed, len(prompt) if committed else 0
+        )
+        self.engine.open_session(command, prompt, session.events.append)
+        return session
+
+    def close(self, session: Session) -> None:
+        self.engine.close_session(session.session_id, session.epoch, session.nonce)
+
+    def run(self, *sessions: Session, max_steps: int = 500) -> None:
+        """Steps until every session has finished. Time moves only where the engine waits for it."""
+        for _ in range(max_steps):
+            if all(session.finished for session in sessions):
+                return
+            wake_at = self.engine.step()
+            if wake_at is not None and wake_at > self.now:
+                self.now = wake_at
+        raise TimeoutError("the sessions did not finish")
+
+    def step(self) -> float | None:
+        return self.engine.step()
+
+
+def greedy_token_ids(prompt: Sequence[int], num_tokens: int) -> list[int]:
+    """What the target alone gives, without an engine."""
+    token_ids = list(prompt)
+    for _ in range(num_tokens):
+        token_ids.append(int(prefix_logits(token_ids).argmax()))
+        if token_ids[-1] == END_TOKEN_ID:
+            break
+    return token_ids[len(prompt) :]

@@ -1,0 +1,136 @@
+"""Opening, fencing, admission and the end of sessions at the engine."""
+
+import math
+
+import pytest
+
+from specdec.errors import SpecdecError
+from specdec.messages import Draining, Fenced, Opened
+from specdec.params import SamplingParams, StopCriteria
+from tests.unit.verifier_service.harness import Bench, greedy_token_ids
+
+PROMPT = (5, 6, 7)
+
+
+def error_of(session) -> str:
+    (error,) = session.of(SpecdecError)
+    return error.reason
+
+
+def test_opened_tells_what_an_owner_needs():
+    session = Bench().open(PROMPT)
+    assert isinstance(session.events[0], Opened)
+    assert tuple(session.opened.prompt_token_ids) == PROMPT
+    assert len(session.opened.attach_secret) == 32
+    assert session.opened.max_new_tokens == 12
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"prompt": (24,)}, "TOKEN_OUT_OF_VOCABULARY"),
+        ({"prompt": (-1,)}, "TOKEN_OUT_OF_VOCABULARY"),
+        ({"prompt": (1,) * 128}, "PROMPT_TOO_LONG"),
+        ({"stop": StopCriteria(max_new_tokens=126)}, "INVALID_PARAMETER"),
+        ({"sampling": SamplingParams(banned_token_ids=(24,), seed=1)}, "INVALID_PARAMETER"),
+        ({"sampling": SamplingParams(temperature=1.0)}, "INVALID_PARAMETER"),
+        ({"stop": StopCriteria(stop_token_ids=(99,))}, "INVALID_PARAMETER"),
+        ({"model": "another"}, "UNKNOWN_MODEL"),
+    ],
+)
+def test_a_bad_request_is_refused_by_its_reason_and_takes_nothing(changes, reason):
+    bench = Bench()
+    session = bench.open(**{"prompt": PROMPT, **changes})
+    assert error_of(session) == reason
+    assert bench.engine.load().num_active_sessions == 0
+
+
+def test_a_prompt_that_leaves_room_for_one_token_gets_one():
+    bench = Bench()
+    session = bench.open((1,) * 127, stop=StopCriteria(ignore_end_of_sequence=True))
+    bench.run(session)
+    assert len(session.token_ids) == 1
+
+
+def test_without_a_limit_the_output_fills_the_context():
+    bench = Bench()
+    session = bench.open(PROMPT, stop=StopCriteria(ignore_end_of_sequence=True))
+    bench.run(session)
+    assert len(session.token_ids) == 125
+
+
+def test_a_lower_epoch_and_an_equal_one_with_another_nonce_are_fenced():
+    bench = Bench()
+    bench.open(PROMPT, epoch=5)
+    for epoch, nonce in ((4, b"n" * 16), (5, b"m" * 16)):
+        late = bench.open(PROMPT, epoch=epoch, nonce=nonce)
+        assert late.events == [Fenced(5)]
+
+
+def test_fencing_outlives_the_session():
+    bench = Bench()
+    bench.close(bench.open(PROMPT, epoch=5))
+    assert bench.open(PROMPT, epoch=4).events == [Fenced(5)]
+
+
+def test_a_higher_epoch_takes_the_session_and_fences_the_old_owner():
+    bench = Bench()
+    old = bench.open(PROMPT, epoch=1)
+    bench.step()
+    new = bench.open(PROMPT, epoch=2, nonce=b"m" * 16)
+    assert old.events[-1] == Fenced(2)
+    bench.close(old)
+    bench.run(new)
+    assert new.token_ids == greedy_token_ids(PROMPT, 12)
+
+
+def test_the_same_owner_cannot_open_twice():
+    bench = Bench()
+    bench.open(PROMPT)
+    assert error_of(bench.open(PROMPT)) == "SESSION_EXISTS"
+
+
+def test_a_closed_session_frees_its_rows_at_once():
+    bench = Bench()
+    session = bench.open(PROMPT)
+    bench.step()
+    bench.close(session)
+    forwards = bench.runner.num_forwards
+    assert bench.step() is None
+    assert bench.runner.num_forwards == forwards
+    assert bench.engine.load().kv_used_bytes == 0
+
+
+def test_sessions_beyond_the_limit_wait_and_those_beyond_the_queue_are_turned_away():
+    bench = Bench(max_sessions=1, max_waiting_sessions=1)
+    first, second, third = (bench.open(PROMPT, session_id=name) for name in "abc")
+    assert error_of(third) == "OVERLOADED"
+    assert third.of(SpecdecError)[0].retry_after_s
+    bench.run(first, second)
+    assert first.token_ids == second.token_ids == greedy_token_ids(PROMPT, 12)
+
+
+def test_a_failed_forward_ends_its_sessions_and_not_the_engine():
+    bench = Bench()
+    doomed = bench.open(PROMPT, session_id="doomed")
+    bench.runner.fails = True
+    bench.step()
+    bench.runner.fails = False
+    assert error_of(doomed) == "INTERNAL"
+    after = bench.open(PROMPT, session_id="after")
+    bench.run(after)
+    assert after.token_ids == greedy_token_ids(PROMPT, 12)
+
+
+def test_draining_tells_owners_takes_no_new_sessions_and_finishes_the_open_ones():
+    bench = Bench()
+    session = bench.open(PROMPT)
+    bench.engine.drain(5.0)
+    assert session.of(Draining) == [Draining(5.0)]
+    assert error_of(bench.open(PROMPT, session_id="new")) == "DRAINING"
+    bench.run(session)
+
+
+def test_nan_penalties_never_reach_the_engine():
+    session = Bench().open(PROMPT, sampling=SamplingParams(temperature=0.0, presence_penalty=math.nan))
+    assert error_of(session) == "INVALID_PARAMETER"

@@ -1,0 +1,108 @@
+"""Line a draft up with what is committed, and check that it is well formed. Pure: no engine, no clock, no torch.
+
+A draft is advice about positions. Between its making and its arrival the verifier may have moved on; then only the part
+beyond `committed_length` is of use, and only if its head is what was committed meanwhile.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from specdec.decoding.draft import DraftTokens, check_draft
+from specdec.messages import Draft, DropReason, RefusalReason
+from specdec.params import AcceptanceRule
+
+
+def check_message(draft: Draft, rule: AcceptanceRule, vocabulary_size: int) -> RefusalReason | None:
+    """Why a draft breaks the rules of the protocol, or None.
+
+    `vocabulary_size` counts the target's logit rows: padding ids are legal, they have probability 0.
+    """
+    if draft.start_position < 0 or draft.draft_sequence < 1:
+        return RefusalReason.MALFORMED_DRAFT
+    return check_draft(draft_tokens(draft), rule, vocabulary_size)
+
+
+def draft_tokens(draft: Draft) -> DraftTokens:
+    """The guesses of a draft without its address."""
+    return DraftTokens(
+        token_ids=tuple(draft.draft_token_ids),
+        parent_indices=tuple(draft.parent_indices) or None,
+        draft_probs=tuple(draft.draft_probs) or None,
+    )
+
+
+def align(draft: Draft, committed_token_ids: Sequence[int]) -> DraftTokens | DropReason:
+    """The part of a draft that lies beyond the committed tokens, or why there is none.
+
+    An empty draft at `committed_length` is of use: it says that there is no guess and nothing to wait for.
+    """
+    committed_length = len(committed_token_ids)
+    if draft.start_position > committed_length:
+        return DropReason.TOO_EARLY
+    tokens = draft_tokens(draft)
+    if draft.start_position == committed_length:
+        return tokens
+    head = committed_token_ids[draft.start_position :]
+    return _tail_of_tree(tokens, head) if tokens.parent_indices else _tail_of_chain(tokens, head)
+
+
+def _tail_of_chain(tokens: DraftTokens, head: Sequence[int]) -> DraftTokens | DropReason:
+    overlap = min(len(head), len(tokens.token_ids))
+    if list(head[:overlap]) != list(tokens.token_ids[:overlap]):
+        return DropReason.HEAD_DIFFERS
+    if len(tokens.token_ids) <= len(head):
+        return DropReason.TOO_LATE
+    return _chain_slice(tokens, len(head), len(tokens.token_ids))
+
+
+def _tail_of_tree(tokens: DraftTokens, head: Sequence[int]) -> DraftTokens | DropReason:
+    parents = tokens.parent_indices or ()
+    root = -1
+    for token_id in head:
+        children = [node for node, parent in enumerate(parents) if parent == root]
+        if not children:
+            return DropReason.TOO_LATE
+        matches = [node for node in children if tokens.token_ids[node] == token_id]
+        if not matches:
+            return DropReason.HEAD_DIFFERS
+        root = matches[0]
+    kept = {root: -1}
+    for node, parent in enumerate(parents):
+        if parent in kept and node != root:
+            kept[node] = len(kept) - 1
+    nodes = [node for node in kept if node != root]
+    if not nodes:
+        return DropReason.TOO_LATE
+    return _subtree(tokens, nodes, kept)
+
+
+def cut(tokens: DraftTokens, *, max_nodes: int, max_depth: int) -> DraftTokens:
+    """The draft within `max_nodes` nodes and `max_depth` tokens from root to leaf, in the order of the draft.
+
+    Parents stand before their children, so what stays is a tree again; siblings stay in the order they were drawn.
+    """
+    if tokens.parent_indices is None:
+        return _chain_slice(tokens, 0, max(0, min(max_nodes, max_depth, len(tokens.token_ids))))
+    new_index: dict[int, int] = {-1: -1}
+    depth: dict[int, int] = {-1: 0}
+    for node, parent in enumerate(tokens.parent_indices):
+        if parent in new_index and depth[parent] < max_depth and len(new_index) - 1 < max_nodes:
+            new_index[node] = len(new_index) - 1
+            depth[node] = depth[parent] + 1
+    nodes = [node for node in new_index if node >= 0]
+    return _subtree(tokens, nodes, new_index)
+
+
+def _chain_slice(tokens: DraftTokens, start: int, end: int) -> DraftTokens:
+    return DraftTokens(
+        token_ids=tokens.token_ids[start:end],
+        draft_probs=tokens.draft_probs[start:end] if tokens.draft_probs else None,
+    )
+
+
+def _subtree(tokens: DraftTokens, nodes: Sequence[int], new_index: Mapping[int, int]) -> DraftTokens:
+    """The named nodes with their parents renumbered."""
+    return DraftTokens(
+        token_ids=tuple(tokens.token_ids[node] for node in nodes),
+        parent_indices=tuple(new_index[tokens.parents[node]] for node in nodes) or None,
+        draft_probs=tuple(tokens.draft_probs[node] for node in nodes) if tokens.draft_probs else None,
+    )

@@ -1,0 +1,167 @@
+"""One open session as the verifier holds it: its committed tokens, its cache, and how its output ends.
+
+The cache invariant, before each round: `cache.length <= committed_length - 1`. The last committed token is never in the
+cache: it is the first row of the next forward.
+"""
+
+import dataclasses
+import secrets
+from collections.abc import Callable, Sequence
+
+from specdec.decoding.noise import Noise
+from specdec.decoding.processing import require_possible_token
+from specdec.errors import InvalidParameterError, PromptTooLongError, SpecdecError, TokenOutOfVocabularyError
+from specdec.ids import AttachmentId, Epoch, Round, SessionId
+from specdec.messages import OpenSession, SessionEvent
+from specdec.model.kv_cache import KVCache
+from specdec.model.text import OutputText
+from specdec.params import AcceptanceRule, FinishReason, GenerationSpec
+from verifier_service.attachment import Attachment
+from verifier_service.statistics import SpeculationTally
+
+ATTACH_SECRET_BYTES = 32
+
+SessionSink = Callable[[SessionEvent | SpecdecError], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class TargetLimits:
+    """What the target model allows. `vocabulary_size` counts logit rows, `num_real_tokens` those that are tokens."""
+
+    vocabulary_size: int
+    num_real_tokens: int
+    context_limit: int
+    end_token_ids: frozenset[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class EndedTokens:
+    """What is left of a round's tokens after the ends were looked for."""
+
+    token_ids: Sequence[int]
+    texts: Sequence[str]
+    finish_reason: FinishReason | None
+
+
+class VerifierSession:
+    """State of one session. Only the engine's thread touches it."""
+
+    def __init__(
+        self,
+        command: OpenSession,
+        committed_token_ids: Sequence[int],
+        max_new_tokens: int,
+        cache: KVCache,
+        text: OutputText,
+        limits: TargetLimits,
+        sink: SessionSink,
+    ) -> None:
+        self.session_id: SessionId = command.session_id
+        self.epoch: Epoch = command.epoch
+        self.owner_nonce = command.owner_nonce
+        self.spec: GenerationSpec = command.spec
+        self.rule: AcceptanceRule = command.spec.sampling.rule
+        self.token_ids = list(committed_token_ids)
+        self.prompt_length = command.prompt_length
+        self.prompt_token_ids = tuple(committed_token_ids[: command.prompt_length])
+        self.max_new_tokens = max_new_tokens
+        self.cache = cache
+        self.sink = sink
+        self.attach_secret = secrets.token_bytes(ATTACH_SECRET_BYTES)
+        self.round = Round(0)
+        self.attachment: Attachment | None = None
+        self.last_attachment_id = AttachmentId(0)
+        self.tally = SpeculationTally(disabled_reason="REQUESTED" if command.spec.speculation.disabled else "")
+        self.ready_at: float | None = None
+        self.last_commit_at: float | None = None
+        self.end_token_ids = _end_token_ids(command.spec, limits)
+        self._text = text
+        replay = self.rule in (AcceptanceRule.ONE_HOT, AcceptanceRule.REJECTION)
+        self.noise = Noise(seed=command.spec.sampling.seed or 0, epoch=command.epoch if replay else 0)
+
+    @property
+    def committed_length(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.prompt_length
+
+    @property
+    def num_tokens_left(self) -> int:
+        """Output tokens that may still come."""
+        return self.max_new_tokens - self.num_output_tokens
+
+    def end(self, token_ids: Sequence[int]) -> EndedTokens:
+        """Cuts a round's tokens at the first end: a stop token, a stop string or the token limit (contract L4).
+
+        Called once for each round: text is pushed through the incremental detokeniser.
+        """
+        kept: list[int] = []
+        texts: list[str] = []
+        for token_id in token_ids[: self.num_tokens_left]:
+            kept.append(token_id)
+            if token_id in self.end_token_ids:
+                texts.append("")
+                return EndedTokens(kept, texts, FinishReason.STOP_TOKEN)
+            step = self._text.push([token_id])
+            texts.append(step.text)
+            if step.stopped:
+                return EndedTokens(kept, texts, FinishReason.STOP_STRING)
+        reached_limit = len(kept) == self.num_tokens_left
+        return EndedTokens(kept, texts, FinishReason.LENGTH if reached_limit else None)
+
+    def replay_output(self) -> FinishReason | None:
+        """Brings the detokeniser to where the committed output ends, and says whether the output had ended there.
+
+        Called once, when a session is opened with output that an earlier owner committed; that text was delivered.
+        """
+        for token_id in self.token_ids[self.prompt_length :]:
+            if token_id in self.end_token_ids:
+                return FinishReason.STOP_TOKEN
+            if self._text.push([token_id]).stopped:
+                return FinishReason.STOP_STRING
+        return FinishReason.LENGTH if self.num_tokens_left <= 0 else None
+
+    def held_back_text(self, reason: FinishReason) -> str:
+        """Text that was held back for a stop string or an unfinished character that will not come any more."""
+        return "" if reason is FinishReason.STOP_STRING else self._text.flush()
+
+
+def _end_token_ids(spec: GenerationSpec, limits: TargetLimits) -> frozenset[int]:
+    own = frozenset() if spec.stop.ignore_end_of_sequence else limits.end_token_ids
+    return own | frozenset(spec.stop.stop_token_ids)
+
+
+def check_request(
+    command: OpenSession, prompt_token_ids: Sequence[int], limits: TargetLimits, default_max_new_tokens: int
+) -> int:
+    """Checks what only the target's owner can check. Returns the most output tokens in force.
+
+    Raises:
+        TokenOutOfVocabularyError: a prompt token is no row of the model.
+        PromptTooLongError: prompt and one output token do not fit the context.
+        InvalidParameterError: max_new_tokens beyond the context, a listed token outside the vocabulary, no seed.
+    """
+    spec = command.spec
+    if any(not 0 <= token_id < limits.num_real_tokens for token_id in prompt_token_ids):
+        raise TokenOutOfVocabularyError(f"token ids must be in [0, {limits.num_real_tokens})")
+    room = limits.context_limit - len(prompt_token_ids)
+    if room < 1:
+        raise PromptTooLongError(
+            f"the prompt has {len(prompt_token_ids)} tokens; the context takes {limits.context_limit}",
+            num_prompt_tokens=str(len(prompt_token_ids)),
+            context_limit=str(limits.context_limit),
+        )
+    spec.sampling.validated(limits.num_real_tokens)
+    require_possible_token(spec.sampling, _end_token_ids(spec, limits), limits.num_real_tokens)
+    if any(not 0 <= token_id < limits.vocabulary_size for token_id in spec.stop.stop_token_ids):
+        raise InvalidParameterError("stop_token_ids: token id outside the vocabulary", field="stop_token_ids")
+    if spec.sampling.seed is None and spec.sampling.rule is not AcceptanceRule.GREEDY:
+        raise InvalidParameterError("seed: required by the verifier when sampling", field="seed")
+    wanted = spec.stop.max_new_tokens
+    if wanted is not None and wanted > room:
+        raise InvalidParameterError(
+            f"max_new_tokens: {wanted} asked for, the context leaves room for {room}", field="max_new_tokens"
+        )
+    return min(room, default_max_new_tokens) if wanted is None else wanted
