@@ -16,6 +16,7 @@ from specdec.messages import (
     AttachRefusal,
     AttachRefused,
     Fenced,
+    OpenSession,
     RefusalReason,
     Refused,
     ServerStatus,
