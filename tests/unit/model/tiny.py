@@ -1,6 +1,6 @@
-"""Tiny models with random weights, and folders that load like any Hugging Face model: what tests use in place of real weights.
+"""Tiny models with random weights, and folders that load like any Hugging Face model: what tests use for weights.
 
-The weights are drawn wider than a trained initialisation, so that greedy output is varied text and not one repeated token.
+The weights are drawn wider than a trained initialisation, so that greedy output is varied and not one repeated token.
 The same seed gives the same weights; `perturbation` gives a model that mostly, not always, agrees with its base.
 """
 
@@ -51,8 +51,8 @@ def tiny_tokenizer(vocabulary_size: int = 320) -> PreTrainedTokenizerFast:
     bpe.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
+        eos_token="<|im_end|>",  # noqa: S106 - a token, not a secret
+        pad_token="<|endoftext|>",  # noqa: S106
         clean_up_tokenization_spaces=False,
     )
     tokenizer.chat_template = CHAT_TEMPLATE
@@ -122,8 +122,8 @@ def make_tiny_model_dir(
 ) -> Path:
     """Writes a folder that `from_pretrained` loads (config, safetensors, fast tokenizer with a chat template).
 
-    `num_padding_rows` are logit rows beyond the tokenizer's vocabulary, as real models have. `model_options` are those of
-    `tiny_model`: hidden_size, layers, heads, kv_heads, context_limit, tie_word_embeddings, seed, perturbation.
+    `num_padding_rows` are logit rows beyond the tokenizer's vocabulary, as real models have. `model_options` are those
+    of `tiny_model`: hidden_size, layers, heads, kv_heads, context_limit, tie_word_embeddings, seed, perturbation.
     """
     path.mkdir(parents=True, exist_ok=True)
     model = tiny_model(architecture, vocabulary_size=vocabulary_size + num_padding_rows, **model_options)

@@ -1,0 +1,186 @@
+"""Linear layers on the fastest kernel of the device, over row counts that keep the bits.
+
+Knows torch's packed kernels: FBGEMM float16 and int8, oneDNN bfloat16, int4 groups, and plain `F.linear` for the rest.
+Refuses to know which model the layers belong to. Packed and plain kernels differ in their last bits, so a model uses
+one kernel throughout.
+
+Legend: M rows, I input features, O output features.
+"""
+
+import dataclasses
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specdec.errors import ModelLoadError
+from specdec.model.row_counts import RowCounts, split_rows
+
+Quantization = Literal["none", "int8", "int4"]
+
+MAX_FLOAT16 = torch.finfo(torch.float16).max
+
+
+class RowLinear(nn.Module):
+    """A linear layer that runs its kernel on allowed row counts only: pads up to the next, splits at the largest."""
+
+    def __init__(self, source: nn.Linear, counts: RowCounts) -> None:
+        super().__init__()
+        self.in_features, self.out_features, self.counts = source.in_features, source.out_features, counts
+        self.pack(source.weight.data, None if source.bias is None else source.bias.data)
+
+    def pack(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Keeps weight [O, I] and bias [O] in the kernel's own layout."""
+        raise NotImplementedError
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """[..., I] to [..., O] on the kernel as it is, whatever the number of rows."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.numel() // self.in_features
+        if rows <= self.counts.largest and self.counts.padded(rows) == rows:
+            return self.multiply(x) if rows else x.new_empty(*x.shape[:-1], self.out_features)
+        flat = F.pad(x.reshape(rows, self.in_features), (0, 0, 0, self.counts.padded(rows) - rows))
+        blocks = [self.multiply(block) for block in split_rows(flat, self.counts.largest)]
+        return torch.cat(blocks)[:rows].view(*x.shape[:-1], self.out_features)
+
+
+class PlainLinear(RowLinear):
+    """`F.linear`, on any device and in any dtype."""
+
+    def pack(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight, self.bias = weight, bias
+
+    def multiply(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class FbgemmFloat16Linear(RowLinear):
+    """float16 weights, float32 activations and sums."""
+
+    def pack(self, weight: Tensor, bias: Tensor | None) -> None:
+        largest = weight.abs().max().item()
+        if not largest <= MAX_FLOAT16:
+            raise ModelLoadError(f"a weight of {largest:.3g} does not fit float16; load the model in another dtype")
+        self.packed = torch.ops.quantized.linear_prepack_fp16(
+            weight.float().contiguous(), None if bias is None else bias.float()
+        )
+
+    def multiply(self, x: Tensor) -> Tensor:
+        product: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, self.packed)
+        return product
+
+
+class OnednnBfloat16Linear(RowLinear):
+    """bfloat16 weights and activations, packed once for the processor's own instructions (AVX512-BF16, AMX)."""
+
+    EXPECTED_ROWS = 16  # a hint for the layout, not a bound
+
+    def pack(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.bfloat16().contiguous(), self.EXPECTED_ROWS)
+        self.bias = None if bias is None else bias.bfloat16()
+
+    def multiply(self, x: Tensor) -> Tensor:
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        return product
+
+
+class FbgemmInt8Linear(RowLinear):
+    """int8 weights with a scale per output; activations rounded to 8 bits with one scale per call."""
+
+    def pack(self, weight: Tensor, bias: Tensor | None) -> None:
+        weight = weight.float()
+        scales = weight.abs().amax(dim=1).clamp(min=1e-12) / 127  # [O]
+        zero_points = torch.zeros(self.out_features, dtype=torch.long)
+        rounded = torch.quantize_per_channel(weight, scales, zero_points, 0, torch.qint8)
+        self.packed = torch.ops.quantized.linear_prepack(rounded, None if bias is None else bias.float())
+
+    def multiply(self, x: Tensor) -> Tensor:
+        product: Tensor = torch.ops.quantized.linear_dynamic(x, self.packed)
+        return product
+
+
+class GroupedInt4Linear(RowLinear):
+    """int4 weights, a scale and a smallest value per group of inputs. Made for one row; slower than int8 for many."""
+
+    def pack(self, weight: Tensor, bias: Tensor | None) -> None:
+        fitting = [size for size in (128, 64, 32) if self.in_features % size == 0]
+        if not fitting or self.out_features % 16:
+            raise ModelLoadError(
+                "int4 needs input sizes that are a multiple of 32 and output sizes that are a multiple of 16",
+                layer=f"{self.in_features}x{self.out_features}",
+            )
+        self.group_size = fitting[0]
+        grouped = weight.float().view(self.out_features, -1, self.group_size)
+        smallest, largest = grouped.amin(dim=2), grouped.amax(dim=2)  # [O, groups]
+        scales = ((largest - smallest) / 15).clamp(min=1e-8)
+        levels = ((grouped - smallest[..., None]) / scales[..., None]).round().clamp(0, 15)
+        self.packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(
+            levels.to(torch.int32).view(self.out_features, self.in_features), 1
+        )
+        # The kernel computes (level - 8) * scale + zero.
+        self.scales_and_zeros = torch.stack([scales, smallest + 8 * scales], dim=2).transpose(0, 1).contiguous()
+        self.bias = None if bias is None else bias.float()
+
+    def multiply(self, x: Tensor) -> Tensor:
+        flat = x.reshape(-1, self.in_features)
+        product: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
+            flat, self.packed, self.group_size, self.scales_and_zeros
+        )
+        product = product.view(*x.shape[:-1], self.out_features)
+        return product if self.bias is None else product + self.bias
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearKernel:
+    """A kernel, the dtypes it works in, and the row counts worth trying for it.
+
+    `reference_rows` are the counts whose bits may define "the" bits of a row, the most wanted first.
+    """
+
+    name: str
+    layer: type[RowLinear]
+    weights_dtype: str
+    compute_dtype: torch.dtype
+    candidate_rows: tuple[int, ...]
+    reference_rows: tuple[int, ...]
+
+    @property
+    def max_rows(self) -> int:
+        return self.candidate_rows[-1]
+
+
+_CPU_ROWS = (*range(1, 17), 18, 20, 24, 30, 36, 42, 48)
+_GPU_ROWS = (16, 32, 64, 128, 256)
+
+
+def default_dtype(device: torch.device) -> torch.dtype:
+    """The dtype of `auto`: bfloat16 where it is fast, else float16 weights under float32 sums."""
+    if device.type != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return torch.bfloat16
+    return torch.float16 if _has_fbgemm() else torch.float32
+
+
+def choose_kernel(device: torch.device, dtype: torch.dtype, quantization: Quantization = "none") -> LinearKernel:
+    """Raises ModelLoadError for a quantisation that the device has no kernel for."""
+    if quantization != "none":
+        if device.type != "cpu":
+            raise ModelLoadError(f"quantization {quantization} is for CPUs; this model is on {device.type}")
+        if not _has_fbgemm():
+            raise ModelLoadError(f"quantization {quantization} needs an x86 processor with AVX2")
+        layer = FbgemmInt8Linear if quantization == "int8" else GroupedInt4Linear
+        name = "fbgemm-int8-dynamic" if quantization == "int8" else "int4-groups"
+        return LinearKernel(name, layer, quantization, torch.float32, tuple(range(1, 513)), ())
+    if device.type == "cpu" and dtype == torch.float16 and _has_fbgemm():
+        return LinearKernel("fbgemm-float16", FbgemmFloat16Linear, "float16", torch.float32, _CPU_ROWS, (48,))
+    if device.type == "cpu" and dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        rows = (*_CPU_ROWS, 64)
+        return LinearKernel("onednn-bfloat16-packed", OnednnBfloat16Linear, "bfloat16", dtype, rows, (64, 48))
+    rows, references = (_CPU_ROWS, (48, 8, 1)) if device.type == "cpu" else (_GPU_ROWS, (64, 32, 16))
+    return LinearKernel("torch-linear", PlainLinear, str(dtype).removeprefix("torch."), dtype, rows, references)
+
+
+def _has_fbgemm() -> bool:
+    return "fbgemm" in torch.backends.quantized.supported_engines
