@@ -56,7 +56,7 @@ class GenerationClient:
         call = self._stub.Generate(request, timeout=self._timeout_s)
         try:
             async for response in call:
-                yield generation_event_from_pb(response.event)
+                yield self._event(response.event)
         except grpc.aio.AioRpcError as error:
             raise self._error(error) from error
         finally:
@@ -72,7 +72,7 @@ class GenerationClient:
         call = self._stub.Resume(request, timeout=self._timeout_s)
         try:
             async for response in call:
-                yield generation_event_from_pb(response.event)
+                yield self._event(response.event)
         except grpc.aio.AioRpcError as error:
             raise self._error(error) from error
         finally:
@@ -109,6 +109,12 @@ class GenerationClient:
             if asyncio.get_running_loop().time() > deadline:
                 raise fault
             await asyncio.sleep(0.1)
+
+    def _event(self, message: generation_pb2.GenerationEvent) -> GenerationEvent:
+        try:
+            return generation_event_from_pb(message)
+        except SpecdecError as error:  # the server's fault, not bad input of ours
+            raise SpecdecError(f"{self._endpoint} sent a frame that makes no sense: {error.message}") from error
 
     def _error(self, error: grpc.aio.AioRpcError) -> SpecdecError:
         known = error_from_rpc(error)

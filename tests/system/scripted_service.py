@@ -24,14 +24,33 @@ class ScriptedService(generation_pb2_grpc.GenerationServiceServicer):
         if request.spec.sampling.temperature < 0:
             await context.abort_with_status(rpc_status.to_status(_invalid_temperature()))
         for event in (
-            generation_pb2.GenerationEvent(started=generation_pb2.Started(session_id="s", seed=2**62)),
-            generation_pb2.GenerationEvent(delta=generation_pb2.Delta(text="two wörds", token_ids=[5, 6])),
+            generation_pb2.GenerationEvent(
+                started=generation_pb2.Started(
+                    session_id="s",
+                    seed=2**62,
+                    acceptance_rule=common_pb2.ACCEPTANCE_RULE_COUPLED,
+                    num_prompt_tokens=3,
+                )
+            ),
+            generation_pb2.GenerationEvent(
+                delta=generation_pb2.Delta(
+                    text="two wörds",
+                    token_ids=[5, 6],
+                    position=3,
+                    token_texts=["two ", "wörds"],
+                    round=common_pb2.RoundStatistics(
+                        num_draft_tokens=4,
+                        num_accepted_tokens=1,
+                        next_token_kind=common_pb2.NEXT_TOKEN_KIND_RECOVERED,
+                    ),
+                )
+            ),
             generation_pb2.GenerationEvent(
                 finished=generation_pb2.Finished(
                     reason=common_pb2.FINISH_REASON_LENGTH,
                     usage=common_pb2.Usage(num_prompt_tokens=3, num_output_tokens=2),
                     speculative=common_pb2.SpeculativeStatistics(
-                        num_rounds=1, num_draft_tokens=4, num_accepted_tokens=1
+                        num_rounds=1, num_drafts=1, num_draft_tokens=4, num_accepted_tokens=1
                     ),
                     text=" held back",
                 )

@@ -88,7 +88,8 @@ async def test_a_role_that_dies_early_is_named_with_its_last_words_and_the_other
 
 async def test_a_role_that_dies_later_is_noticed(tmp_path: Path) -> None:
     async with LocalCluster(options(tmp_path), command_builder=stand_ins(drafter="die_late")) as cluster:
-        death = await asyncio.wait_for(cluster.wait_for_death(), 20)
+        async with asyncio.timeout(20):
+            death = await anext(cluster.deaths())
         assert death.name == "drafter-0"
         assert death.what == "ended with exit code 0"
 
