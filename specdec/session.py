@@ -68,19 +68,19 @@ OwnEvent = Reclaimed | ClientGone | VerifierGone
 
 @dataclasses.dataclass(frozen=True)
 class Session:
-    """Positions are half-open and count the prompt. A resumed session begins with committed_length and prompt_length."""
+    """Positions count the prompt. A resumed session begins with its prompt_length and committed_length."""
 
     session_id: SessionId
     epoch: Epoch
     owner_nonce: bytes
     phase: SessionPhase = SessionPhase.CLAIMED
-    round: Round = Round(0)
+    round: Round = dataclasses.field(default=Round(0))
     prompt_length: int = 0
     committed_length: int = 0
     verifier_cached_length: int = 0
     drafter_cached_length: int = 0
     """What the attached drafter's last verified draft proves that it has computed; 0 without a drafter."""
-    speculative: SpeculativeStatistics = SpeculativeStatistics()
+    speculative: SpeculativeStatistics = dataclasses.field(default_factory=SpeculativeStatistics)
     """Sums over this epoch's rounds. Dropped and refused drafts are known to the verifier alone."""
     finish_reason: FinishReason | None = None
 

@@ -1,0 +1,131 @@
+"""What the orchestrator knows of the servers around it, kept fresh by asking each one again and again.
+
+Knows health, status and drains; chooses nothing (see router.py) and carries no session.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable
+
+import structlog
+
+from orchestrator.discovery import Addresses, Discovery
+from orchestrator.endpoints import EndpointView, Role
+from orchestrator.peers import DrafterPeer, Peer, VerifierPeer
+from specdec.config import WireSettings
+from specdec.errors import InvalidParameterError, SpecdecError
+
+_CALL_TIMEOUT_S = 1.0
+_UNHEALTHY_INTERVAL_S = 0.25
+"""A server that is not there yet is looked for more often: a drafter that comes up serves within a second."""
+
+_log = structlog.get_logger(__name__)
+
+
+class Cluster:
+    """The view and the connections behind it. `run` keeps both until it is cancelled."""
+
+    def __init__(self, discovery: Discovery, *, interval_s: float, wire: WireSettings) -> None:
+        self._discovery = discovery
+        self._interval_s = interval_s
+        self._wire = wire
+        self._views: dict[str, EndpointView] = {}
+        self._peers: dict[str, Peer] = {}
+        self._watches: dict[str, asyncio.Task[None]] = {}
+        self._changed = asyncio.Event()
+
+    @property
+    def verifiers(self) -> tuple[EndpointView, ...]:
+        return tuple(view for view in self._views.values() if view.role is Role.VERIFIER)
+
+    @property
+    def drafters(self) -> tuple[EndpointView, ...]:
+        return tuple(view for view in self._views.values() if view.role is Role.DRAFTER)
+
+    def verifier(self, endpoint: str) -> VerifierPeer:
+        peer = self._peers[endpoint]
+        if not isinstance(peer, VerifierPeer):
+            raise KeyError(endpoint)
+        return peer
+
+    def drafter(self, endpoint: str) -> DrafterPeer:
+        peer = self._peers[endpoint]
+        if not isinstance(peer, DrafterPeer):
+            raise KeyError(endpoint)
+        return peer
+
+    def next_change(self) -> asyncio.Event:
+        """Is set at the next change of any server's health or drain. Take it before looking at the views."""
+        return self._changed
+
+    def set_drained(self, endpoint: str, *, drained: bool) -> None:
+        """Raises InvalidParameterError for an endpoint that is not known."""
+        if endpoint not in self._views:
+            raise InvalidParameterError("no such endpoint", field="endpoint")
+        self._replace(dataclasses.replace(self._views[endpoint], drained=drained))
+        _log.info("drained" if drained else "undrained", endpoint=endpoint)
+
+    async def run(self) -> None:
+        try:
+            async for addresses in self._discovery.watch():
+                await self._follow(addresses)
+            await asyncio.gather(*self._watches.values())
+        finally:
+            await self._follow(Addresses((), ()))
+
+    async def _follow(self, addresses: Addresses) -> None:
+        wanted: dict[str, tuple[Role, Callable[[str, WireSettings], Peer]]] = {}
+        wanted |= dict.fromkeys(addresses.drafters, (Role.DRAFTER, DrafterPeer))
+        wanted |= dict.fromkeys(addresses.verifiers, (Role.VERIFIER, VerifierPeer))
+        for endpoint in self._views.keys() - wanted.keys():
+            await self._forget(endpoint)
+        for endpoint, (role, make_peer) in wanted.items():
+            if endpoint not in self._views:
+                self._views[endpoint] = EndpointView(endpoint, role)
+                self._peers[endpoint] = make_peer(endpoint, self._wire)
+                self._watches[endpoint] = asyncio.create_task(self._watch(endpoint), name=f"watch {endpoint}")
+
+    async def _forget(self, endpoint: str) -> None:
+        watch = self._watches.pop(endpoint)
+        watch.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watch
+        await self._peers.pop(endpoint).close()
+        del self._views[endpoint]
+
+    async def _watch(self, endpoint: str) -> None:
+        while True:
+            view = await self._look(endpoint)
+            self._replace(view)
+            await asyncio.sleep(self._interval_s if view.healthy else min(self._interval_s, _UNHEALTHY_INTERVAL_S))
+
+    async def _look(self, endpoint: str) -> EndpointView:
+        peer = self._peers[endpoint]
+        healthy = await peer.is_serving(_CALL_TIMEOUT_S)
+        status, round_trip_time_s = None, None
+        began = time.monotonic()
+        try:
+            # Also of a server that is still loading: it has something to tell. One that is away fails at once.
+            status = await peer.get_status(_CALL_TIMEOUT_S)
+            round_trip_time_s = time.monotonic() - began
+        except SpecdecError:
+            healthy = False
+        before = self._views[endpoint]  # looked up after the calls: a drain may have come meanwhile
+        return dataclasses.replace(
+            before,
+            healthy=healthy,
+            status=status or before.status,
+            round_trip_time_s=round_trip_time_s,
+            incarnation=before.incarnation + (healthy and not before.healthy),
+        )
+
+    def _replace(self, view: EndpointView) -> None:
+        before = self._views[view.endpoint]
+        self._views[view.endpoint] = view
+        if before.healthy != view.healthy:
+            _log.info("endpoint_healthy" if view.healthy else "endpoint_unhealthy", endpoint=view.endpoint)
+        if before.takes_sessions != view.takes_sessions:
+            changed, self._changed = self._changed, asyncio.Event()
+            changed.set()

@@ -1,0 +1,32 @@
+"""One server as the orchestrator sees it. Plain data."""
+
+import dataclasses
+from enum import Enum
+
+from specdec.messages import ServerStatus
+
+
+class Role(Enum):
+    """Values are the names of specdec.v1.Role without the prefix."""
+
+    VERIFIER = "VERIFIER"
+    DRAFTER = "DRAFTER"
+    ORCHESTRATOR = "ORCHESTRATOR"
+
+
+@dataclasses.dataclass(frozen=True)
+class EndpointView:
+    """One server at the last look. `status` is the last one that it gave, kept while it does not answer."""
+
+    endpoint: str
+    role: Role
+    healthy: bool = False
+    drained: bool = False
+    status: ServerStatus | None = None
+    round_trip_time_s: float | None = None
+    incarnation: int = 0
+    """How often it became healthy: what was held against it before no longer counts."""
+
+    @property
+    def takes_sessions(self) -> bool:
+        return self.healthy and not self.drained and self.status is not None and not self.status.draining

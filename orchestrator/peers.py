@@ -1,0 +1,111 @@
+"""The orchestrator's ends of its calls to verifiers and drafters: typed messages in and out, a deadline on each.
+
+The one room here that knows stubs and protobuf besides the servicers. Raises specdec.errors; decides nothing.
+"""
+
+import abc
+from collections.abc import AsyncIterator
+
+import grpc.aio
+from grpc_health.v1 import health_pb2
+
+from specdec.config import WireSettings
+from specdec.ids import AttachmentId, SessionId
+from specdec.messages import AttachSession, OpenSession, ServerStatus, SessionEvent
+from specdec.v1 import drafter_pb2, verifier_pb2
+from specdec.v1.drafter_pb2_grpc import DrafterServiceStub
+from specdec.v1.verifier_pb2_grpc import VerifierServiceStub
+from specdec.wire.channel import open_channel
+from specdec.wire.convert import (
+    attach_session_to_pb,
+    open_session_to_pb,
+    server_status_from_pb,
+    session_event_from_pb,
+)
+from specdec.wire.interceptors import error_from_rpc
+
+_MAX_RECONNECT_BACKOFF_S = 0.3
+"""A server that comes up is to be seen at once, and there are few enough of them to ask often."""
+
+
+class Peer(abc.ABC):
+    """One server: its channel, its health and its status."""
+
+    def __init__(self, endpoint: str, wire: WireSettings) -> None:
+        self.endpoint = endpoint
+        quick = wire.model_copy(update={"max_reconnect_backoff_s": _MAX_RECONNECT_BACKOFF_S})
+        self._channel = open_channel(endpoint, quick)
+        self._check = self._channel.unary_unary(  # the generated HealthStub has no types
+            "/grpc.health.v1.Health/Check",
+            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+            response_deserializer=health_pb2.HealthCheckResponse.FromString,
+        )
+
+    async def is_serving(self, timeout_s: float) -> bool:
+        """What grpc.health.v1 says of the whole server; False where it does not answer in time."""
+        try:
+            response = await self._check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+        except grpc.aio.AioRpcError:
+            return False
+        return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
+
+    @abc.abstractmethod
+    async def get_status(self, timeout_s: float) -> ServerStatus:
+        """What the server says of itself."""
+
+    async def close(self) -> None:
+        await self._channel.close(grace=None)
+
+
+class VerifierPeer(Peer):
+    def __init__(self, endpoint: str, wire: WireSettings) -> None:
+        super().__init__(endpoint, wire)
+        self._stub = VerifierServiceStub(self._channel)
+
+    async def get_status(self, timeout_s: float) -> ServerStatus:
+        try:
+            response = await self._stub.GetStatus(verifier_pb2.VerifierServiceGetStatusRequest(), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from error
+        return server_status_from_pb(response.status)
+
+    async def open_session(self, request: OpenSession) -> AsyncIterator[SessionEvent]:
+        """The session's events until the verifier ends it. Closing the iterator cancels the session's rows there.
+
+        It lives as long as the session: keepalive finds a dead peer, the caller sets the deadline for the first event.
+        """
+        call = self._stub.OpenSession(open_session_to_pb(request))
+        try:
+            async for response in call:
+                yield session_event_from_pb(response.event)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from error
+        finally:
+            call.cancel()
+
+
+class DrafterPeer(Peer):
+    def __init__(self, endpoint: str, wire: WireSettings) -> None:
+        super().__init__(endpoint, wire)
+        self._stub = DrafterServiceStub(self._channel)
+
+    async def get_status(self, timeout_s: float) -> ServerStatus:
+        try:
+            response = await self._stub.GetStatus(drafter_pb2.DrafterServiceGetStatusRequest(), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from error
+        return server_status_from_pb(response.status)
+
+    async def attach_session(self, request: AttachSession, timeout_s: float) -> None:
+        """Returns once the verifier has taken the drafter; raises what drafter or verifier refused it with."""
+        try:
+            await self._stub.AttachSession(attach_session_to_pb(request), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from error
+
+    async def detach_session(self, session_id: SessionId, attachment_id: AttachmentId, timeout_s: float) -> None:
+        request = drafter_pb2.DetachSessionRequest(session_id=session_id, attachment_id=attachment_id)
+        try:
+            await self._stub.DetachSession(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from error
