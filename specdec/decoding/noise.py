@@ -1,0 +1,97 @@
+"""Counter-based noise: every random number is a function of who asks for it, never of who asked before.
+
+A number belongs to (seed, sample index, epoch, position, purpose, index), so that neither the batch, nor the drafts,
+nor a restart changes it. BLAKE2b turns everything but the index into a key, SplitMix64 (Steele, Lea and Flood, "Fast
+Splittable Pseudorandom Number Generators", OOPSLA 2014) turns key and index into 64 bits. The index is a token id for
+Gumbel values, so that padding rows change nothing, and a sibling's rank for acceptance.
+"""
+
+import hashlib
+import math
+import struct
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MULTIPLIER_2 = np.uint64(0x94D049BB133111EB)
+
+_STEP = 2.0**-52
+MIN_GUMBEL = -math.log(53 * math.log(2))
+MAX_GUMBEL = -math.log(-math.log1p(-(2.0**-53)))
+"""Gumbel values lie in [MIN_GUMBEL, MAX_GUMBEL], about -3.6 to 36.7: they come from uniforms in [2^-53, 1 - 2^-53]."""
+
+
+class Purpose(Enum):
+    """What a number is for. Numbers of different purposes are independent. Values are part of the key."""
+
+    ACCEPT = 1
+    """Whether a draft token is accepted; index: its rank among its siblings."""
+    RECOVER = 2
+    """The token drawn from the residual that rejected siblings left."""
+    TARGET_SAMPLE = 3
+    """The token drawn from the target itself: every token under `coupled`; bonus and plain tokens under the others."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The noise of one sample of one request.
+
+    `epoch` is for `one_hot` and `rejection` alone, where a replay after a failover must not meet the same numbers with
+    another draft; under `greedy` and `coupled` it is 0, so that a replay gives the same tokens.
+    """
+
+    seed: int
+    sample_index: int = 0
+    epoch: int = 0
+
+    def uniform(self, position: int, purpose: Purpose, index: int = 0) -> float:
+        """One number in [0, 1), a multiple of 2^-53."""
+        bits = _splitmix64(self._key(position, purpose), np.array([index], dtype=np.uint64))
+        return int(bits[0] >> np.uint64(11)) * 2.0**-53
+
+    def gumbel(self, position: int, token_ids: Tensor | None, vocabulary_size: int) -> Tensor:
+        """Standard Gumbel values of `token_ids`, or of all ids below `vocabulary_size`.
+
+        Returns [len(token_ids)] or [vocabulary_size] float64 on the CPU. A token's value depends on no other token.
+        """
+        if token_ids is None:
+            indices = np.arange(vocabulary_size, dtype=np.uint64)
+        else:
+            indices = token_ids.cpu().numpy().astype(np.uint64)
+        steps = self._gumbel_steps(position, indices)
+        return torch.from_numpy(-np.log(-np.log((steps + 0.5) * _STEP)))  # numpy: torch's logarithm would wake threads
+
+    def lucky_token_ids(self, position: int, least_gumbel: float, vocabulary_size: int) -> NDArray[np.int64]:
+        """Ids, ascending, of all tokens whose Gumbel value is at least this, found without a logarithm for each.
+
+        May hold a few more that barely miss it.
+        """
+        steps = self._gumbel_steps(position, np.arange(vocabulary_size, dtype=np.uint64))
+        least_step = int(math.exp(-math.exp(-least_gumbel)) / _STEP) - 2  # less than 2 steps of rounding
+        return np.flatnonzero(steps >= max(least_step, 0))
+
+    def _gumbel_steps(self, position: int, indices: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Integers n in [0, 2^52): (n + 1/2) / 2^52 is a uniform strictly between 0 and 1, and exact in a double."""
+        return _splitmix64(self._key(position, Purpose.TARGET_SAMPLE), indices) >> np.uint64(12)
+
+    def _key(self, position: int, purpose: Purpose) -> int:
+        message = struct.pack("<qqqqB", self.seed, self.sample_index, self.epoch, position, purpose.value)
+        digest = hashlib.blake2b(message, digest_size=8, person=b"specdec noise").digest()
+        return int.from_bytes(digest, "little")
+
+
+def _splitmix64(key: int, indices: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Output number `index` of the SplitMix64 generator whose state is `key`, for each index. Wraps modulo 2^64."""
+    bits = (indices + np.uint64(1)) * _GAMMA + np.uint64(key)
+    bits ^= bits >> np.uint64(30)
+    bits *= _MULTIPLIER_1
+    bits ^= bits >> np.uint64(27)
+    bits *= _MULTIPLIER_2
+    bits ^= bits >> np.uint64(31)
+    return bits
