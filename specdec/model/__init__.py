@@ -1,0 +1,1 @@
+"""Models on this machine: loading, tokenizers, caches and the runner."""
