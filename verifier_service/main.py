@@ -5,8 +5,10 @@ import time
 
 import structlog
 from specdec.model.loading import LoadedModel, load_model
+from specdec.model.self_check import run_self_check
 
 from specdec.config import VerifierSettings
+from specdec.daemon_thread import in_daemon_thread
 from specdec.telemetry import MetricsExporter, VerifierMetrics, configure_logging
 from specdec.v1 import verifier_pb2
 from specdec.v1.verifier_pb2_grpc import add_VerifierServiceServicer_to_server
@@ -58,8 +60,8 @@ async def serve(settings: VerifierSettings) -> None:
 
 async def _load(settings: VerifierSettings, metrics: VerifierMetrics) -> Target:
     started_at = time.monotonic()
-    model = await asyncio.to_thread(_load_model, settings)
-    self_check = await asyncio.to_thread(model.runner.self_check)
+    model = await in_daemon_thread(lambda: _load_model(settings), "load")
+    self_check = await in_daemon_thread(lambda: run_self_check(model.runner), "self-check")
     log.info(
         "loaded",
         model=settings.model,
@@ -73,7 +75,8 @@ async def _load(settings: VerifierSettings, metrics: VerifierMetrics) -> Target:
     )
     if not self_check.passed:
         log.warning("logits depend on their batch on this device: output is not bit-exact", detail=self_check.detail)
-    policy = SchedulerPolicy(settings.max_step_rows, settings.max_draft_tokens, settings.draft_wait_ms / 1000)
+    max_step_rows = min(settings.max_step_rows, model.runner.max_rows)
+    policy = SchedulerPolicy(max_step_rows, settings.max_draft_tokens, settings.draft_wait_ms / 1000)
     limits = EngineLimits(settings.max_sessions, settings.max_waiting_sessions, settings.default_max_new_tokens)
     observer = MetricsObserver(metrics)
     return start_target(model, self_check, policy, limits, observer, asyncio.get_running_loop())
