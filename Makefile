@@ -1,0 +1,97 @@
+# Everything that is done to this tree, by name. `make help` lists it.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+CHART := helm/specdec
+PYTEST_ARGS ?=
+BENCH_ARGS ?= --target qwen-coder-1.5b --draft-model qwen-coder-0.5b --proposer draft_model,ngram,stacked --json out/bench.json
+
+##@ Use
+
+.PHONY: help
+help: ## This list.
+	@awk 'BEGIN { FS = ":.*## " } /^##@/ { printf "\n%s\n", substr($$0, 5) } \
+		/^[a-z.-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+.PHONY: setup .venv
+setup: .venv ## Make or repair .venv and install into it what constraints.txt says.
+.venv:
+	@.ci/venv
+
+.PHONY: demo
+demo: setup ## Start everything with a small model; show that speculation changes speed and no token.
+	@specdec demo
+
+.PHONY: bench
+bench: setup ## Measure the Qwen pair, speculation off and on. BENCH_ARGS replaces the options.
+	@mkdir -p out
+	@specdec bench $(BENCH_ARGS)
+
+##@ Check
+
+.PHONY: test
+test: setup ## All tests. PYTEST_ARGS adds options.
+	@pytest $(PYTEST_ARGS)
+
+.PHONY: verify
+verify: check test ## Everything that has to pass: all checks, then all tests.
+
+.PHONY: check
+check: lint types contracts stubs-fresh protos-lint protos-breaking chart-lint ## All checks, no tests.
+
+.PHONY: lint
+lint: setup ## Style and format of the Python code.
+	@ruff check
+	@ruff format --check
+
+.PHONY: types
+types: setup ## Types, strictly.
+	@mypy
+
+.PHONY: contracts
+contracts: setup ## Which room may import which.
+	@lint-imports
+
+.PHONY: stubs-fresh
+stubs-fresh: setup ## The committed stubs are those of the protos.
+	@fresh=$$(mktemp -d); trap 'rm -rf "$$fresh"' EXIT; \
+	.ci/stubs "$$fresh"; \
+	diff -r --exclude=__init__.py --exclude=__pycache__ "$$fresh/specdec/v1" specdec/v1 \
+		|| { echo 'stale stubs: run `make protos`' >&2; exit 1; }; \
+	echo 'The stubs are fresh.'
+
+.PHONY: protos-lint
+protos-lint: setup ## Style, comments and format of the protos.
+	@buf lint
+	@buf format --diff --exit-code
+
+.PHONY: protos-breaking
+protos-breaking: setup ## The protos break no caller of the last tagged version.
+	@tag=$$(git describe --tags --abbrev=0 2>/dev/null) \
+		|| { echo 'No tag yet: nothing that the protos could break.'; exit 0; }; \
+	tagged=$$(mktemp -d); trap 'rm -rf "$$tagged"' EXIT; \
+	git archive "$$tag" protos buf.yaml | tar -x -C "$$tagged"; \
+	buf breaking --against "$$tagged"; \
+	echo "The protos break no caller of $$tag."
+
+.PHONY: chart-lint
+chart-lint: ## The Helm chart.
+	@if [ ! -f $(CHART)/Chart.yaml ]; then echo 'No chart yet: nothing to lint.'; \
+	elif ! command -v helm >/dev/null; then echo 'The chart is not linted: helm is not installed.'; \
+	else helm lint $(CHART); fi
+
+##@ Mend
+
+.PHONY: fix
+fix: setup ## Mend style and format where a tool can.
+	@ruff check --fix || true
+	@ruff format
+	@buf format --write
+
+.PHONY: protos
+protos: setup ## Generate the stubs anew from the protos.
+	@rm -f specdec/v1/*_pb2*
+	@.ci/stubs .
