@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from specdec.errors import SlowReaderError, SpecdecError
 from specdec.messages import GenerationEvent
@@ -31,7 +31,7 @@ class Outbox:
             self._closed, self._error = True, error
             self._wake.set()
 
-    async def frames(self) -> AsyncIterator[GenerationEvent]:
+    async def frames(self) -> AsyncGenerator[GenerationEvent, None]:
         while True:
             while self._frames:
                 yield self._frames.popleft()

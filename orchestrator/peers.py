@@ -4,7 +4,7 @@ The one room here that knows stubs and protobuf besides the servicers. Raises sp
 """
 
 import abc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 import grpc.aio
 from grpc_health.v1 import health_pb2
@@ -69,7 +69,7 @@ class VerifierPeer(Peer):
             raise error_from_rpc(error) from error
         return server_status_from_pb(response.status)
 
-    async def open_session(self, request: OpenSession) -> AsyncIterator[SessionEvent]:
+    async def open_session(self, request: OpenSession) -> AsyncGenerator[SessionEvent, None]:
         """The session's events until the verifier ends it. Closing the iterator cancels the session's rows there.
 
         It lives as long as the session: keepalive finds a dead peer, the caller sets the deadline for the first event.

@@ -1,0 +1,102 @@
+"""The orchestrator as a process: put the rooms together, serve, and end in order on SIGTERM."""
+
+import asyncio
+import contextlib
+import signal
+
+import structlog
+
+from orchestrator.admin_servicer import AdminServicer
+from orchestrator.cluster import Cluster
+from orchestrator.discovery import StaticDiscovery
+from orchestrator.embedded_store import EmbeddedStore
+from orchestrator.generation_servicer import GenerationServicer
+from orchestrator.session_runner import RunnerContext
+from orchestrator.session_store import SessionStore, StoreSettings
+from orchestrator.sessions import Sessions
+from orchestrator.store_health import StoreHealth
+from specdec.config import EMBEDDED_REDIS, OrchestratorSettings
+from specdec.telemetry import MetricsExporter, OrchestratorMetrics, configure_logging
+from specdec.v1 import admin_pb2, generation_pb2
+from specdec.v1.admin_pb2_grpc import add_AdminServiceServicer_to_server
+from specdec.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
+from specdec.wire.server import GrpcServer
+
+_STREAM_END_GRACE_S = 2.0
+"""For the last frames of streams that have ended already."""
+
+_log = structlog.get_logger(__name__)
+
+
+async def serve(settings: OrchestratorSettings) -> None:
+    """Returns after SIGTERM or SIGINT, when every stream has ended or was told to resume elsewhere.
+
+    Raises:
+        StoreUnavailableError: the embedded store does not start.
+        OSError, ValueError: an address cannot be bound.
+    """
+    configure_logging("orchestrator", settings.log_level)
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signal_number, stopping.set)
+    async with contextlib.AsyncExitStack() as stack:
+        store = await stack.enter_async_context(SessionStore(await _store_settings(settings, stack)))
+        store_health = StoreHealth(store)
+        cluster = Cluster(
+            StaticDiscovery(settings.verifiers, settings.drafters),
+            interval_s=settings.health_interval_s,
+            wire=settings.wire,
+        )
+        metrics = OrchestratorMetrics()
+        context = RunnerContext(
+            cluster=cluster,
+            store=store,
+            store_is_reachable=lambda: store_health.reachable,
+            strict=settings.durability == "strict",
+            metrics=metrics,
+        )
+        sessions = Sessions(context, max_sessions=settings.max_sessions)
+        admin = AdminServicer(sessions, cluster, store_health)
+        server = GrpcServer(settings.listen, wire=settings.wire, insecure_bind=settings.insecure_bind)
+        server.add(
+            add_GenerationServiceServicer_to_server,
+            GenerationServicer(sessions, cluster),
+            generation_pb2.DESCRIPTOR.services_by_name["GenerationService"],
+        )
+        server.add(add_AdminServiceServicer_to_server, admin, admin_pb2.DESCRIPTOR.services_by_name["AdminService"])
+        exporter = stack.enter_context(MetricsExporter(metrics, settings.metrics, insecure_bind=settings.insecure_bind))
+        admin.own_endpoint = await server.start()
+        _log.info("listening", endpoint=admin.own_endpoint, metrics=exporter.endpoint)
+        for watch in (cluster.run(), store_health.run()):
+            watching = asyncio.create_task(watch)
+            watching.add_done_callback(lambda task: _on_watch_done(task, stopping))
+            stack.push_async_callback(_cancel, watching)
+        await server.set_serving()
+        _log.info("serving", endpoint=admin.own_endpoint)
+        await stopping.wait()
+        _log.info("draining", num_sessions=len(sessions.running))
+        await server.set_not_serving()
+        await sessions.drain(settings.drain_grace_s)
+        await server.stop(_STREAM_END_GRACE_S)
+    _log.info("stopped")
+
+
+async def _store_settings(settings: OrchestratorSettings, stack: contextlib.AsyncExitStack) -> StoreSettings:
+    url = settings.redis.get_secret_value()
+    if url == EMBEDDED_REDIS:
+        url = (await stack.enter_async_context(EmbeddedStore())).url
+    return StoreSettings(
+        url, lease_s=settings.lease_s, session_ttl_s=settings.session_ttl_s, store_tokens=settings.store_tokens
+    )
+
+
+def _on_watch_done(task: asyncio.Task[None], stopping: asyncio.Event) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("watch_failed", error=type(error).__name__, exc_info=error)
+        stopping.set()  # blind, it would route to the dead: whoever runs it starts it again
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
