@@ -117,11 +117,10 @@ class VerifierSettings(_ModelSettings):
     draft_wait_ms: float = Field(default=500.0, ge=0, le=60_000)
     """A verify step waits no longer for an attached drafter. On a CPU a draft of 8 tokens takes up to 0.3 s."""
     max_step_rows: int = Field(default=256, ge=1, le=65536)
-    """Rows of one forward pass over all sessions: long prompts are cut into such chunks."""
+    """Rows of one forward pass over all sessions: long prompts are cut into such chunks. The device's own limit, which
+    the self-check finds, may be lower."""
     default_max_new_tokens: int = Field(default=1024, ge=1)
     """Output limit of requests that give none."""
-    kept_tokens_grace_s: float = Field(default=30.0, ge=0, le=3600)
-    """A session's tokens are kept this long after its owner's stream broke."""
 
 
 class DrafterSettings(_ModelSettings):

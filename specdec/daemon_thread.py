@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 async def in_daemon_thread(function: Callable[[], T], name: str) -> T:
-    """The function's result or its error. Its thread, unlike that of asyncio.to_thread, is left when the process ends."""
+    """The function's result or its error. The thread, unlike that of asyncio.to_thread, never delays an exit."""
     loop = asyncio.get_running_loop()
     result: asyncio.Future[T] = loop.create_future()
 

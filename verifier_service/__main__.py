@@ -1,8 +1,7 @@
 """`python -m verifier_service`: settings from SPECDEC_VERIFIER_... in the environment."""
 
-import asyncio
-
 from specdec.config import VerifierSettings
+from specdec.role_main import run_role
 from verifier_service.main import serve
 
-asyncio.run(serve(VerifierSettings.model_validate({})))
+run_role(serve(VerifierSettings.model_validate({})))

@@ -4,11 +4,11 @@ import asyncio
 import time
 
 import structlog
-from specdec.model.loading import LoadedModel, load_model
-from specdec.model.self_check import run_self_check
 
 from specdec.config import VerifierSettings
 from specdec.daemon_thread import in_daemon_thread
+from specdec.model.loading import LoadedModel, load_model
+from specdec.model.self_check import run_self_check
 from specdec.telemetry import MetricsExporter, VerifierMetrics, configure_logging
 from specdec.v1 import verifier_pb2
 from specdec.v1.verifier_pb2_grpc import add_VerifierServiceServicer_to_server

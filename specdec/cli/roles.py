@@ -4,13 +4,13 @@ Options left out come from the environment, then from the defaults of specdec.co
 by name when it runs: shared code imports no service.
 """
 
-import asyncio
 import importlib
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from specdec.cli.failures import UsageError, told_in_one_line
+from specdec.role_main import run_role
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -45,7 +45,6 @@ def verifier(
     draft_wait_ms: Annotated[float | None, typer.Option(help="Longest wait for an attached drafter.")] = None,
     max_step_rows: Annotated[int | None, typer.Option(help="Rows of one forward pass.")] = None,
     default_max_new_tokens: Annotated[int | None, typer.Option(help="Output limit of requests that give none.")] = None,
-    kept_tokens_grace_s: Annotated[float | None, typer.Option(help="Tokens outlive a broken owner's stream.")] = None,
     insecure_bind: InsecureBind = None,
     log_level: LogLevel = None,
     drain_grace_s: DrainGraceS = None,
@@ -98,7 +97,7 @@ def _serve(role: str, options: dict[str, Any]) -> None:
     with told_in_one_line():
         settings = read_settings(role, options)
         require_loopback(settings.listen, insecure_bind=settings.insecure_bind)
-        asyncio.run(_role_module(role).serve(settings))
+        run_role(_role_module(role).serve(settings))
 
 
 def read_settings(role: str, options: dict[str, Any]) -> Any:
