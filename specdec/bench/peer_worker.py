@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 
 from specdec.bench.peers import GREEDY, PROMPT_LOOKUP
-from specdec.model.catalog import model_folder
+from specdec.model.sources import find_model
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _PROBE_CONTEXT, _PROBE_FORWARDS = 32, 4
@@ -154,10 +154,9 @@ def main() -> None:
     options = parser.parse_args()
     with os.fdopen(os.dup(sys.stdout.fileno()), "w") as answers:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever a library prints stays out of the answers
-        draft_folder = model_folder(options.draft) if options.draft is not None else None
-        worker = Worker(
-            str(model_folder(options.target)), draft_folder and str(draft_folder), options.device, options.dtype
-        )
+        target_folder = str(find_model(options.target).path)
+        draft_folder = str(find_model(options.draft).path) if options.draft is not None else None
+        worker = Worker(target_folder, draft_folder, options.device, options.dtype)
         print(json.dumps(worker.settings), file=answers, flush=True)
         serve(worker, sys.stdin, answers)
 

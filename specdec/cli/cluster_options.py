@@ -12,7 +12,8 @@ _PROPOSERS_WITH_MODEL = ("draft_model", "stacked")
 
 @dataclasses.dataclass(frozen=True)
 class ClusterOptions:
-    """`proposer` none starts no drafter; with a `verifier_endpoint` that one is used and none is started; `extra_arguments` go to every process of a role as they are."""
+    """`proposer` none starts no drafter; with a `verifier_endpoint` that one is used and none is started;
+    `extra_arguments` go to every process of a role as they are."""
 
     model: str = "smollm2-135m"
     proposer: str = "ngram"

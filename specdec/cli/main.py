@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from specdec import __version__
+from specdec.cli.bench import bench
 from specdec.cli.demo import demo
 from specdec.cli.generate import generate
 from specdec.cli.roles import drafter, orchestrator, verifier
@@ -37,7 +38,7 @@ def options(
     """Speculative decoding as microservices: drafters guess, a verifier decides."""
 
 
-for command in (up, generate, demo, verifier, drafter, orchestrator):
+for command in (up, generate, demo, bench, verifier, drafter, orchestrator):
     app.command()(command)
 
 
