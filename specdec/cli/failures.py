@@ -39,7 +39,7 @@ def told_in_one_line() -> Iterator[None]:
         fail(str(error), EXIT_BAD_INPUT)
     except SpecdecError as error:
         code = EXIT_BAD_INPUT if error.status in _BAD_INPUT_STATUSES else EXIT_FAILED
-        fail(error.message, code, error.reason)
+        fail(error.message, code, error.reason if error.reason != SpecdecError.reason else "")
     except RoleFailedError as error:
         for line in error.last_lines[-_SHOWN_LOG_LINES:]:
             print(f"  {error.name} | {line}", file=sys.stderr)
