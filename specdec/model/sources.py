@@ -1,7 +1,7 @@
 """From a model's name to a folder of safetensors: a named model, a .gguf file, a local folder or a hub id.
 
 Knows where weights come from and what is refused before anything is read: pickled weights, code beside the weights,
-architectures that transformers does not have. Refuses to know torch.
+architectures that transformers does not have. Refuses to know how weights are run.
 """
 
 import dataclasses
@@ -64,7 +64,7 @@ def find_model(name: str, cache_dir: Path | None = None) -> ModelFolder:
         return _named(named, cache_root(cache_dir))
     if path.suffix == ".gguf":
         return _gguf(path, cache_root(cache_dir))
-    if path.is_dir():
+    if name and path.is_dir():
         return _checked(path)
     if _HUB_ID.fullmatch(name):
         return _checked(_from_hub(name))
@@ -137,17 +137,23 @@ def _checked(folder: Path) -> ModelFolder:
         raise ModelLoadError(f"{folder} wants to run code of its own (auto_map), which specdec never does")
     if "quantization_config" in config:
         raise ModelLoadError(f"{folder} holds quantised weights; give the unquantised model, or a .gguf file")
-    known_class = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.get("model_type"))
-    wanted = (config.get("architectures") or [known_class])[0]
-    if known_class is None or wanted not in ((known_class,) if isinstance(known_class, str) else known_class):
-        architecture = wanted or config.get("model_type")
-        raise ModelLoadError(f"{folder} is of an architecture that is no known causal language model: {architecture}")
+    _refuse_unknown_architecture(folder, config)
     names = os.listdir(folder)
     if not any(name.endswith(".safetensors") for name in names):
         pickled = sorted(name for name in names if name.endswith(_PICKLED_SUFFIXES))
         why = f"only {pickled[0]}, and pickled weights can run code: convert them" if pickled else "no weights"
         raise ModelLoadError(f"{folder} has {why}; safetensors are needed")
     return ModelFolder(folder)
+
+
+def _refuse_unknown_architecture(folder: Path, config: dict[str, Any]) -> None:
+    model_type, architectures = config.get("model_type"), config.get("architectures")
+    known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type) if isinstance(model_type, str) else None
+    known_names = [] if known is None else [known] if isinstance(known, str) else list(known)
+    if not known_names or (architectures is not None and architectures not in [[name] for name in known_names]):
+        raise ModelLoadError(
+            f"{folder} is of an architecture that is no known causal language model: {architectures or model_type}"
+        )
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
