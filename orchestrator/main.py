@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import signal
+from collections.abc import Callable
 
 import structlog
 
@@ -40,6 +41,14 @@ async def serve(settings: OrchestratorSettings) -> None:
     loop = asyncio.get_running_loop()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_number, stopping.set)
+    await serve_until(stopping, settings)
+    _log.info("stopped")
+
+
+async def serve_until(
+    stopping: asyncio.Event, settings: OrchestratorSettings, on_serving: Callable[[str], None] = lambda endpoint: None
+) -> None:
+    """The same without signals: serves until the event is set. `on_serving` is told the endpoint. Raises as `serve`."""
     async with contextlib.AsyncExitStack() as stack:
         store = await stack.enter_async_context(SessionStore(await _store_settings(settings, stack)))
         store_health = StoreHealth(store)
@@ -74,12 +83,12 @@ async def serve(settings: OrchestratorSettings) -> None:
             stack.push_async_callback(_cancel, watching)
         await server.set_serving()
         _log.info("serving", endpoint=admin.own_endpoint)
+        on_serving(admin.own_endpoint)
         await stopping.wait()
         _log.info("draining", num_sessions=len(sessions.running))
         await server.set_not_serving()
         await sessions.drain(settings.drain_grace_s)
         await server.stop(_STREAM_END_GRACE_S)
-    _log.info("stopped")
 
 
 async def _store_settings(settings: OrchestratorSettings, stack: contextlib.AsyncExitStack) -> StoreSettings:

@@ -101,6 +101,7 @@ class SessionStore:
         )
         # However the library divides its retries, a call ends by then.
         self._deadline_s = 2 * settings.call_timeout_s
+        self._calls: set[asyncio.Future[Any]] = set()
         lua = resources.files("orchestrator") / "lua"
         prelude = (lua / "_prelude.lua").read_text()
         self._scripts = {
@@ -220,8 +221,20 @@ class SessionStore:
         self, script: str, session_id: SessionId, arguments: Sequence[str | bytes], request_id: str | None
     ) -> Any:
         identified = [request_id or uuid.uuid4().hex, *arguments]
+        # A task of its own: redis-py waits with asyncio.wait_for, which on Python 3.11 may swallow a cancellation. Shielded
+        # from ours, it cannot. The server may run a call that we gave up; every script takes that well.
+        call = asyncio.ensure_future(self._scripts[script](keys=record_keys(session_id), args=identified))
+        self._calls.add(call)
+        call.add_done_callback(self._on_call_done)
         try:
             async with asyncio.timeout(self._deadline_s):
-                return await self._scripts[script](keys=record_keys(session_id), args=identified)
+                return await asyncio.shield(call)
         except (RedisError, OSError, TimeoutError) as error:
             raise StoreUnavailableError(f"the session store did not {script}: {type(error).__name__}") from error
+        finally:
+            call.cancel()
+
+    def _on_call_done(self, call: asyncio.Future[Any]) -> None:
+        self._calls.discard(call)
+        if not call.cancelled():
+            call.exception()  # whoever gave the call up does not ask for it

@@ -1,0 +1,226 @@
+"""A verifier and a drafter without models that speak the protocol, to test what is around them over real gRPC."""
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import grpc.aio
+
+from specdec import PROTOCOL_VERSION
+from specdec.errors import SpecdecError
+from specdec.ids import AttachmentId, Epoch, Round
+from specdec.messages import (
+    AttachmentChange,
+    AttachmentState,
+    AttachSession,
+    Commit,
+    DetachReason,
+    Fenced,
+    ModelInfo,
+    Numerics,
+    Opened,
+    OpenSession,
+    RoundStatistics,
+    ServerStatus,
+    SessionEvent,
+    SessionFinished,
+    SpeculativeStatistics,
+    Usage,
+)
+from specdec.params import FinishReason, NextTokenKind, prompt_token_ids
+from specdec.v1 import drafter_pb2, verifier_pb2
+from specdec.v1.drafter_pb2_grpc import DrafterServiceServicer, add_DrafterServiceServicer_to_server
+from specdec.v1.verifier_pb2_grpc import VerifierServiceServicer, add_VerifierServiceServicer_to_server
+from specdec.wire.convert import (
+    attach_session_from_pb,
+    open_session_from_pb,
+    server_status_to_pb,
+    session_event_to_pb,
+)
+from specdec.wire.server import GrpcServer
+
+Context = grpc.aio.ServicerContext[Any, Any]
+SECRET = b"s" * 32
+VOCABULARY_SIZE = 1000
+DEFAULT_MAX_NEW_TOKENS = 24
+
+
+def tokenise(spec_prompt: Any) -> tuple[int, ...]:
+    """One token a character of a text; token ids as they are."""
+    ids = prompt_token_ids(spec_prompt)
+    if ids is not None:
+        return tuple(ids)
+    text = spec_prompt if isinstance(spec_prompt, str) else "".join(turn.content for turn in spec_prompt)
+    return tuple(ord(character) % VOCABULARY_SIZE for character in text)
+
+
+def target_token(prompt: Sequence[int], position: int) -> int:
+    """What this target says at a position: a function of the prompt alone, as greedy and coupled outputs are."""
+    return (sum(prompt) * 31 + position * 7) % VOCABULARY_SIZE
+
+
+def expected_output(prompt: Sequence[int], num_tokens: int) -> list[int]:
+    return [target_token(prompt, len(prompt) + index) for index in range(num_tokens)]
+
+
+def text_of(token_ids: Sequence[int]) -> str:
+    return "".join(f"<{token_id}>" for token_id in token_ids)
+
+
+@dataclasses.dataclass
+class FakeSession:
+    request: OpenSession
+    injected: asyncio.Queue[SessionEvent | SpecdecError]
+    closed: asyncio.Event
+    num_rounds: int = 0
+
+
+class FakeVerifier(VerifierServiceServicer):
+    """Commits `tokens_per_round` tokens every `round_s`. What is told with `inject` comes before the next round."""
+
+    def __init__(self, model: str = "target", *, round_s: float = 0.0, tokens_per_round: int = 2) -> None:
+        self.model = model
+        self.round_s = round_s
+        self.tokens_per_round = tokens_per_round
+        self.padding = ""
+        """Added to every commit's text."""
+        self.refusal: SpecdecError | None = None
+        self.highest_epoch: dict[str, int] = {}
+        self.sessions: list[FakeSession] = []
+        self.opened = asyncio.Condition()
+
+    async def session(self, number: int = 0, timeout_s: float = 5.0) -> FakeSession:
+        """The session that was opened as the number-th, once it is."""
+        async with asyncio.timeout(timeout_s), self.opened:
+            await self.opened.wait_for(lambda: len(self.sessions) > number)
+        return self.sessions[number]
+
+    async def OpenSession(
+        self, request: verifier_pb2.OpenSessionRequest, context: Context
+    ) -> AsyncIterator[verifier_pb2.OpenSessionResponse]:
+        command = open_session_from_pb(request)
+        highest = self.highest_epoch.get(command.session_id, 0)
+        if command.epoch <= highest:
+            yield _response(Fenced(Epoch(highest)))
+            return
+        if self.refusal is not None:
+            raise self.refusal
+        self.highest_epoch[command.session_id] = command.epoch
+        session = FakeSession(command, asyncio.Queue(), asyncio.Event())
+        async with self.opened:
+            self.sessions.append(session)
+            self.opened.notify_all()
+        try:
+            async for event in self._events(session):
+                yield _response(event)
+        finally:
+            session.closed.set()
+
+    async def _events(self, session: FakeSession) -> AsyncIterator[SessionEvent]:
+        command = session.request
+        prompt = command.committed_token_ids[: command.prompt_length] or tokenise(command.spec.prompt)
+        committed = list(command.committed_token_ids or prompt)
+        end = len(prompt) + (command.spec.stop.max_new_tokens or DEFAULT_MAX_NEW_TOKENS)
+        rule = command.spec.sampling.rule
+        yield Opened(SECRET, tuple(prompt), rule, _numerics(), self.model, end - len(prompt))
+        while len(committed) < end:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.round_s):
+                    event = await session.injected.get()
+                    if isinstance(event, SpecdecError):
+                        raise event
+                    yield event
+                    continue
+            num_tokens = min(self.tokens_per_round, end - len(committed))
+            tokens = tuple(target_token(prompt, len(committed) + index) for index in range(num_tokens))
+            session.num_rounds += 1
+            statistics = RoundStatistics(num_tokens, num_tokens - 1, NextTokenKind.RECOVERED, 0.01, 0.01, 0.0)
+            text = text_of(tokens) + self.padding
+            yield Commit(Round(session.num_rounds), len(committed), tokens, text, statistics, len(committed))
+            committed += tokens
+        usage = Usage(len(prompt), len(committed) - len(prompt))
+        yield SessionFinished(FinishReason.LENGTH, usage, SpeculativeStatistics(num_rounds=session.num_rounds), "")
+
+    async def GetStatus(
+        self, request: verifier_pb2.VerifierServiceGetStatusRequest, context: Context
+    ) -> verifier_pb2.VerifierServiceGetStatusResponse:
+        model = ModelInfo(self.model, VOCABULARY_SIZE, 4096, "f" * 64, _numerics())
+        status = ServerStatus(True, False, "0", PROTOCOL_VERSION, model=model)
+        return verifier_pb2.VerifierServiceGetStatusResponse(status=server_status_to_pb(status))
+
+
+class FakeDrafter(DrafterServiceServicer):
+    """Joins whatever it is told to join, and guesses nothing."""
+
+    def __init__(self) -> None:
+        self.refusal: SpecdecError | None = None
+        self.attached: list[AttachSession] = []
+        self.changed = asyncio.Condition()
+
+    async def attachment(self, number: int = 0, timeout_s: float = 5.0) -> AttachSession:
+        """The number-th session that this drafter was told to join, once it is."""
+        async with asyncio.timeout(timeout_s), self.changed:
+            await self.changed.wait_for(lambda: len(self.attached) > number)
+        return self.attached[number]
+
+    async def AttachSession(
+        self, request: drafter_pb2.AttachSessionRequest, context: Context
+    ) -> drafter_pb2.AttachSessionResponse:
+        async with self.changed:
+            self.attached.append(attach_session_from_pb(request))
+            self.changed.notify_all()
+        if self.refusal is not None:
+            raise self.refusal
+        return drafter_pb2.AttachSessionResponse()
+
+    async def GetStatus(
+        self, request: drafter_pb2.DrafterServiceGetStatusRequest, context: Context
+    ) -> drafter_pb2.DrafterServiceGetStatusResponse:
+        status = ServerStatus(True, False, "0", PROTOCOL_VERSION, proposer="ngram")
+        return drafter_pb2.DrafterServiceGetStatusResponse(status=server_status_to_pb(status))
+
+
+def detached(attachment_id: int) -> AttachmentChange:
+    return AttachmentChange(
+        AttachmentId(attachment_id), AttachmentState.DETACHED, detach_reason=DetachReason.STREAM_BROKEN
+    )
+
+
+@contextlib.asynccontextmanager
+async def served_verifier(verifier: FakeVerifier, listen: str = "127.0.0.1:0") -> AsyncIterator[str]:
+    """Its endpoint while it serves; leaving breaks its streams."""
+    service = verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"]
+    server = GrpcServer(listen)
+    server.add(add_VerifierServiceServicer_to_server, verifier, service)
+    async with _serving(server) as endpoint:
+        yield endpoint
+
+
+@contextlib.asynccontextmanager
+async def served_drafter(drafter: FakeDrafter, listen: str = "127.0.0.1:0") -> AsyncIterator[str]:
+    """Its endpoint while it serves."""
+    service = drafter_pb2.DESCRIPTOR.services_by_name["DrafterService"]
+    server = GrpcServer(listen)
+    server.add(add_DrafterServiceServicer_to_server, drafter, service)
+    async with _serving(server) as endpoint:
+        yield endpoint
+
+
+@contextlib.asynccontextmanager
+async def _serving(server: GrpcServer) -> AsyncIterator[str]:
+    endpoint = await server.start()
+    await server.set_serving()
+    try:
+        yield endpoint
+    finally:
+        await server.stop(0)
+
+
+def _response(event: SessionEvent) -> verifier_pb2.OpenSessionResponse:
+    return verifier_pb2.OpenSessionResponse(event=session_event_to_pb(event))
+
+
+def _numerics() -> Numerics:
+    return Numerics("bits", "w", "float32", "float32", "cpu", "none", "none", "none")
