@@ -85,9 +85,6 @@ class GrpcServer:
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_s)
 
-    async def wait_for_termination(self) -> None:
-        await self._server.wait_for_termination()
-
     async def _set_health(self, *, serving: bool) -> None:
         answer = health_pb2.HealthCheckResponse
         for name in ("", *self._service_names):

@@ -30,7 +30,6 @@ from specdec.wire.convert.scalars import (
     duration_from_pb,
     duration_to_pb,
     session_id_from_pb,
-    timestamp_from_pb,
     timestamp_to_pb,
 )
 from specdec.wire.convert.sessions import (
@@ -86,7 +85,6 @@ __all__ = [
     "speculative_statistics_to_pb",
     "stop_from_pb",
     "stop_to_pb",
-    "timestamp_from_pb",
     "timestamp_to_pb",
     "usage_from_pb",
     "usage_to_pb",

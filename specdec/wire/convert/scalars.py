@@ -40,11 +40,6 @@ def timestamp_to_pb(unix_s: float) -> Timestamp:
     return Timestamp(seconds=whole_s, nanos=nanos)
 
 
-def timestamp_from_pb(timestamp: Timestamp) -> float:
-    """Seconds since 1970, UTC."""
-    return timestamp.seconds + timestamp.nanos / NANOS_PER_S
-
-
 def session_id_from_pb(session_id: str) -> SessionId:
     """Raises InvalidParameterError where it is not 1 to 64 of [A-Za-z0-9_-]."""
     return SessionId(validate_session_id(session_id))
