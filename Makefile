@@ -7,7 +7,8 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 CHART := helm/specdec
 PYTEST_ARGS ?=
-BENCH_ARGS ?= --target qwen-coder-1.5b --draft-model qwen-coder-0.5b --proposer draft_model,ngram,stacked --json out/bench.json
+BENCH_ARGS ?= --target qwen-coder-1.5b --draft-model qwen-coder-0.5b --proposer draft_model::int8,draft_model::none,ngram,stacked \
+	--take code=8 --take other=2 --json out/bench.json
 
 ##@ Use
 

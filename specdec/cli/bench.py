@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _WARM_UP_TOKENS = 8
 _MODEL_WAIT_S = 60.0
 _PEER_START_TIMEOUT_S = 1800.0
+_TABLE_WIDTH = 160  # in a file or a pipe, where there is no terminal to ask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,7 +227,8 @@ def _finish(recording: "Recording", json_path: Path | None) -> dict[str, Any]:
         partial.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
         partial.replace(json_path)
     if report["runs"]:
-        Console().print(results_table(report["runs"]))
+        console = Console()
+        console.print(results_table(report["runs"]), width=None if console.is_terminal else _TABLE_WIDTH)
     return report
 
 

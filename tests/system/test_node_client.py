@@ -1,10 +1,12 @@
 """A client in another language, from the .proto files alone."""
 
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from specdec.cli.processes import LocalCluster
 from tests.system.node_client import install_node_client, run_node_client
 from tests.system.scripted_service import ScriptedService, scripted_service
 
@@ -51,3 +53,14 @@ async def test_node_client_says_so_where_no_server_answers(node_client: Path) ->
     result = await run_node_client(node_client, "--endpoint", "127.0.0.1:1", "hello")
     assert result.exit_code == 1
     assert result.stderr.startswith("UNAVAILABLE: ")
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_node_client_streams_from_the_real_system(node_client: Path, tiny_cluster: LocalCluster) -> None:
+    result = await run_node_client(node_client, "--endpoint", tiny_cluster.endpoint, "--max-new-tokens", "8", "one two")
+    assert result.exit_code == 0, result.stderr
+    assert re.match(r"FINISH_REASON_(LENGTH|STOP_TOKEN): \d tokens in \d rounds", result.stderr)
+    refused = await run_node_client(node_client, "--endpoint", tiny_cluster.endpoint, "--temperature=-1", "one two")
+    assert refused.exit_code == 1
+    assert refused.stderr.startswith("INVALID_ARGUMENT INVALID_PARAMETER: temperature")
+    assert "(field=temperature)" in refused.stderr
