@@ -10,7 +10,6 @@ import grpc.aio
 from grpc_health.v1 import health_pb2
 
 from specdec.config import WireSettings
-from specdec.ids import AttachmentId, SessionId
 from specdec.messages import AttachSession, OpenSession, ServerStatus, SessionEvent
 from specdec.v1 import drafter_pb2, verifier_pb2
 from specdec.v1.drafter_pb2_grpc import DrafterServiceStub
@@ -100,12 +99,5 @@ class DrafterPeer(Peer):
         """Returns once the verifier has taken the drafter; raises what drafter or verifier refused it with."""
         try:
             await self._stub.AttachSession(attach_session_to_pb(request), timeout=timeout_s)
-        except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error) from error
-
-    async def detach_session(self, session_id: SessionId, attachment_id: AttachmentId, timeout_s: float) -> None:
-        request = drafter_pb2.DetachSessionRequest(session_id=session_id, attachment_id=attachment_id)
-        try:
-            await self._stub.DetachSession(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from error

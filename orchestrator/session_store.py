@@ -221,8 +221,8 @@ class SessionStore:
         self, script: str, session_id: SessionId, arguments: Sequence[str | bytes], request_id: str | None
     ) -> Any:
         identified = [request_id or uuid.uuid4().hex, *arguments]
-        # A task of its own: redis-py waits with asyncio.wait_for, which on Python 3.11 may swallow a cancellation. Shielded
-        # from ours, it cannot. The server may run a call that we gave up; every script takes that well.
+        # A task of its own: redis-py waits with asyncio.wait_for, which on Python 3.11 may swallow a cancellation. It
+        # cannot swallow ours. The server may still run a call that we gave up; every script takes that well.
         call = asyncio.ensure_future(self._scripts[script](keys=record_keys(session_id), args=identified))
         self._calls.add(call)
         call.add_done_callback(self._on_call_done)

@@ -9,7 +9,7 @@ from typing import Any
 import grpc.aio
 
 from specdec import PROTOCOL_VERSION
-from specdec.errors import SpecdecError
+from specdec.errors import NotOfferedError, SpecdecError
 from specdec.ids import AttachmentId, Epoch, Round
 from specdec.messages import (
     AttachmentChange,
@@ -143,6 +143,12 @@ class FakeVerifier(VerifierServiceServicer):
         usage = Usage(len(prompt), len(committed) - len(prompt))
         yield SessionFinished(FinishReason.LENGTH, usage, SpeculativeStatistics(num_rounds=session.num_rounds), "")
 
+    async def Verify(
+        self, request_iterator: AsyncIterator[verifier_pb2.VerifyRequest], context: Context
+    ) -> AsyncIterator[verifier_pb2.VerifyResponse]:
+        raise NotOfferedError("this verifier takes no drafts")
+        yield  # an async generator, as the RPC wants
+
     async def GetStatus(
         self, request: verifier_pb2.VerifierServiceGetStatusRequest, context: Context
     ) -> verifier_pb2.VerifierServiceGetStatusResponse:
@@ -174,6 +180,11 @@ class FakeDrafter(DrafterServiceServicer):
         if self.refusal is not None:
             raise self.refusal
         return drafter_pb2.AttachSessionResponse()
+
+    async def DetachSession(
+        self, request: drafter_pb2.DetachSessionRequest, context: Context
+    ) -> drafter_pb2.DetachSessionResponse:
+        return drafter_pb2.DetachSessionResponse(found=False)
 
     async def GetStatus(
         self, request: drafter_pb2.DrafterServiceGetStatusRequest, context: Context

@@ -109,9 +109,9 @@ async def frames(call: Any) -> AsyncIterator[GenerationEvent]:
         raise error_from_rpc(error) from error
 
 
-async def read_until_tokens(call: Any, num_tokens: int) -> Answer:
-    """Reads that many output tokens at least, and leaves the call running."""
-    answer = Answer()
+async def read_until_tokens(call: Any, num_tokens: int, answer: Answer | None = None) -> Answer:
+    """Reads until there are that many output tokens at least, on from `answer`, and leaves the call running."""
+    answer = answer or Answer()
     async with asyncio.timeout(DEADLINE_S):
         async for frame in frames(call):
             answer.add(frame)
@@ -121,7 +121,9 @@ async def read_until_tokens(call: Any, num_tokens: int) -> Answer:
 
 
 @contextlib.asynccontextmanager
-async def orchestrator(verifiers: Sequence[str], drafters: Sequence[str] = (), **settings: Any) -> AsyncIterator[Client]:
+async def orchestrator(
+    verifiers: Sequence[str], drafters: Sequence[str] = (), **settings: Any
+) -> AsyncIterator[Client]:
     """A client of an orchestrator that serves; leaving drains it."""
     options = {"health_interval_s": 0.2, "drain_grace_s": 0.5, **settings}
     stopping, endpoints = asyncio.Event(), asyncio.Queue[str]()

@@ -1,0 +1,75 @@
+"""Choosing a verifier and a drafter."""
+
+import dataclasses
+
+import pytest
+
+from orchestrator.endpoints import EndpointView, Role
+from orchestrator.router import choose_drafter, choose_verifier
+from specdec.errors import InvalidParameterError, NoVerifierError, UnknownModelError
+from specdec.messages import Load, ModelInfo, ServerStatus
+
+
+def view(
+    endpoint: str, model: str = "m", *, load: int = 0, role: Role = Role.VERIFIER, fingerprint: str = "f"
+) -> EndpointView:
+    info = ModelInfo(model, 100, 512, fingerprint) if model else None
+    status = ServerStatus(True, False, "0", 1, model=info, load=Load(num_active_sessions=load))
+    return EndpointView(endpoint, role, healthy=True, status=status)
+
+
+def test_the_least_loaded_verifier_is_chosen_and_the_first_by_name_among_equals() -> None:
+    assert choose_verifier([view("b:1", load=2), view("a:1", load=3)], "m").endpoint == "b:1"
+    assert choose_verifier([view("b:1"), view("a:1")], "m").endpoint == "a:1"
+
+
+def test_own_sessions_count_before_the_verifier_has_told_of_them() -> None:
+    views = [view("a:1", load=1), view("b:1", load=2)]
+    assert choose_verifier(views, "m", num_own_sessions={"a:1": 3}).endpoint == "b:1"
+
+
+def test_unhealthy_drained_draining_and_excluded_verifiers_are_left_out() -> None:
+    good = view("z:1", load=9)
+    bad = [
+        dataclasses.replace(view("a:1"), healthy=False),
+        dataclasses.replace(view("b:1"), drained=True),
+        dataclasses.replace(view("c:1"), status=ServerStatus(True, True, "0", 1, model=ModelInfo("m", 1, 1, "f"))),
+        view("d:1"),
+    ]
+    assert choose_verifier([*bad, good], "m", excluded={"d:1"}) == good
+    with pytest.raises(NoVerifierError):
+        choose_verifier(bad, "m", excluded={"d:1"})
+
+
+def test_a_model_that_nobody_holds_is_unknown_but_one_that_is_away_is_not() -> None:
+    away = dataclasses.replace(view("a:1", "gone"), healthy=False)
+    with pytest.raises(UnknownModelError):
+        choose_verifier([view("b:1", "m"), away], "other")
+    with pytest.raises(NoVerifierError):
+        choose_verifier([view("b:1", "m"), away], "gone")
+    silent = EndpointView("c:1", Role.VERIFIER)
+    with pytest.raises(NoVerifierError):
+        choose_verifier([view("b:1", "m"), silent], "other")
+
+
+def test_without_a_name_the_only_model_is_meant_and_among_several_none() -> None:
+    assert choose_verifier([view("a:1")], "").endpoint == "a:1"
+    with pytest.raises(InvalidParameterError):
+        choose_verifier([view("a:1", "one"), view("b:1", "two")], "")
+
+
+def test_no_verifier_at_all_is_told_as_such() -> None:
+    for model in ("", "m"):
+        with pytest.raises(NoVerifierError):
+            choose_verifier([], model)
+
+
+def test_a_drafter_with_another_tokenizer_comes_last_and_none_is_no_error() -> None:
+    other = view("a:1", role=Role.DRAFTER, fingerprint="g")
+    same = view("b:1", role=Role.DRAFTER, load=5)
+    lookup = view("c:1", "", role=Role.DRAFTER, load=3)
+    assert choose_drafter([other, same, lookup], "f") == lookup
+    assert choose_drafter([other, same], "f") == same
+    assert choose_drafter([other], "f") == other
+    assert choose_drafter([other], "f", excluded={"a:1"}) is None
+    assert choose_drafter([], "f") is None
