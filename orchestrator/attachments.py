@@ -19,7 +19,7 @@ from orchestrator.endpoints import EndpointView
 from orchestrator.router import choose_drafter
 from specdec.errors import SpecdecError
 from specdec.ids import AttachmentId, Epoch, SessionId
-from specdec.messages import AttachmentChange, AttachmentState, AttachSession
+from specdec.messages import AttachmentChange, AttachmentState, AttachSession, DetachReason
 from specdec.params import AcceptanceRule, GenerationSpec
 
 _ATTACH_TIMEOUT_S = 5.0
@@ -59,6 +59,7 @@ class DrafterKeeper:
         self._known_token_ids = known_token_ids
         self._attachment_id = AttachmentId(0)
         self._over = asyncio.Event()
+        self._session_ended = False
         self._not_before: dict[tuple[str, int], float] = {}
         self._backoff_s: dict[tuple[str, int], float] = {}
         self.drafter = ""
@@ -67,10 +68,12 @@ class DrafterKeeper:
     def note(self, change: AttachmentChange) -> None:
         """Only the newest attachment matters: a verifier tells the end of a replaced one too."""
         if change.attachment_id == self._attachment_id and change.state is not AttachmentState.ATTACHED:
+            self._session_ended = change.detach_reason is DetachReason.SESSION_ENDED
             self._over.set()
 
     async def run(self) -> None:
-        while True:
+        """Until the session has ended, or cancelled."""
+        while not self._session_ended:
             change = self._cluster.next_change()
             drafter = choose_drafter(
                 self._cluster.drafters, self._facts.tokenizer_fingerprint, excluded=self._resting(time.monotonic())
