@@ -1,8 +1,7 @@
 """`python -m drafter_service`: settings from SPECDEC_DRAFTER_... in the environment."""
 
-import asyncio
-
 from drafter_service.main import serve
 from specdec.config import DrafterSettings
+from specdec.role_main import run_role
 
-asyncio.run(serve(DrafterSettings.model_validate({})))
+run_role(serve(DrafterSettings.model_validate({})))

@@ -54,7 +54,7 @@ class DraftOutcome:
     Attributes:
         pending: the draft.
         answer: how it was answered.
-        num_judged_tokens: how many of its first tokens were found right or wrong; those behind a wrong one were neither.
+        num_judged_tokens: how many of its first tokens were found right or wrong; those behind a wrong one are neither.
         num_right_tokens: how many of its first tokens are committed now.
     """
 

@@ -125,6 +125,6 @@ class Proposer(Protocol):
 def common_prefix_length(left: Sequence[int], right: Sequence[int]) -> int:
     """How many first tokens two sequences share."""
     limit = min(len(left), len(right))
-    if left[:limit] == right[:limit]:  # the usual case, compared in C
+    if list(left[:limit]) == list(right[:limit]):  # the usual case, compared in C
         return limit
     return next(i for i in range(limit) if left[i] != right[i])

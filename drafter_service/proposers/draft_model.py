@@ -30,7 +30,7 @@ from specdec.params import AcceptanceRule, SamplingParams
 NAME = "draft_model"
 MAX_CATCH_UP_TOKENS = 48
 """A proposal that would first have to feed more than this is not made: the verifier would wait for it."""
-PREFILL_CHUNK_TOKENS = 256
+MAX_CHUNK_TOKENS = 256
 NUM_COUPLED_CANDIDATES = 512
 """Tokens less likely than these all but never win against the noise; the verifier's own choice covers all."""
 NUM_REJECTION_CANDIDATES = 64
@@ -99,9 +99,8 @@ class DraftModelSession:
         """Feeds all of these tokens but the last."""
         limit = min(len(committed_token_ids), self._proposer.context_limit) - 1
         self._rollback(committed_token_ids)
-        while self.cached_length < limit:
-            end = min(limit, self.cached_length + min(PREFILL_CHUNK_TOKENS, self._proposer.model.runner.max_rows))
-            self._feed(committed_token_ids[self.cached_length : end])
+        if self.cached_length < limit:
+            self._feed(committed_token_ids[self.cached_length : limit])
 
     def close(self) -> None:
         """Frees the cache."""
@@ -121,10 +120,13 @@ class DraftModelSession:
             del self._cached_token_ids[length:]
 
     def _feed(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """Appends the tokens to the cache; returns the logits after the last one, [V] float32."""
-        rows = Rows(self._cache, list(token_ids), logits_from=len(token_ids) - 1)
-        logits = self._proposer.model.runner.forward([rows])[0]  # [1, V]
-        self._cached_token_ids.extend(token_ids)
+        """Appends the tokens, at least one, to the cache; returns the logits after the last one, [V] float32."""
+        runner = self._proposer.model.runner
+        chunk_tokens = min(MAX_CHUNK_TOKENS, runner.max_rows)
+        for start in range(0, len(token_ids), chunk_tokens):
+            chunk = list(token_ids[start : start + chunk_tokens])
+            logits = runner.forward([Rows(self._cache, chunk, logits_from=len(chunk) - 1)])[0]  # [1, V]
+            self._cached_token_ids.extend(chunk)
         return logits[0]
 
     def _feed_committed(self, committed_token_ids: Sequence[int]) -> torch.Tensor:

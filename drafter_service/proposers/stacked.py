@@ -13,6 +13,8 @@ from specdec.messages import ModelInfo
 from specdec.params import AcceptanceRule, SamplingParams
 
 NAME = "stacked"
+LOOKUP_SUFFICES = 1.0
+"""A match that promises more accepted tokens than this needs no model, nor a warm one while the model does not pay."""
 
 
 class StackedSession:
@@ -28,10 +30,10 @@ class StackedSession:
         """The lookup's guess, the model's guess, or none while the model has to catch up first."""
         found = self._lookup.propose(committed_token_ids, max_tokens, limits)
         # Compared over as many tokens as the model would guess: the tail of a long match costs the verifier rows.
-        expected = sum(found.reach_probs[: limits.max_model_tokens])
+        expected = sum(found.reach_probs[: limits.max_model_tokens or None])
         model_pays = limits.max_model_tokens is None or limits.max_model_tokens > 0
-        self._model_wanted = model_pays and (not found.token_ids or expected <= limits.min_tokens_gained)
-        if self._model_wanted:
+        self._model_wanted = expected <= max(limits.min_tokens_gained, 0.0 if model_pays else LOOKUP_SUFFICES)
+        if self._model_wanted and model_pays:
             guessed = self._model.propose(committed_token_ids, max_tokens, limits)
             if guessed.token_ids:
                 self._last = self._model
