@@ -175,9 +175,7 @@ class Engine:
             if command.committed_token_ids
             else dataclasses.replace(command, prompt_length=len(prompt_token_ids))
         )
-        max_new_tokens = check_request(
-            command, committed[: command.prompt_length], self._target, self._limits.default_max_new_tokens
-        )
+        max_new_tokens = check_request(command, committed, self._target, self._limits.default_max_new_tokens)
         session = VerifierSession(
             command,
             committed,

@@ -10,7 +10,13 @@ from collections.abc import Callable, Sequence
 
 from specdec.decoding.noise import Noise
 from specdec.decoding.processing import require_possible_token
-from specdec.errors import InvalidParameterError, PromptTooLongError, SpecdecError, TokenOutOfVocabularyError
+from specdec.errors import (
+    InvalidParameterError,
+    MalformedRequestError,
+    PromptTooLongError,
+    SpecdecError,
+    TokenOutOfVocabularyError,
+)
 from specdec.ids import AttachmentId, Epoch, Round, SessionId
 from specdec.messages import OpenSession, SessionEvent
 from specdec.model.kv_cache import KVCache
@@ -134,23 +140,27 @@ def _end_token_ids(spec: GenerationSpec, limits: TargetLimits) -> frozenset[int]
 
 
 def check_request(
-    command: OpenSession, prompt_token_ids: Sequence[int], limits: TargetLimits, default_max_new_tokens: int
+    command: OpenSession, committed_token_ids: Sequence[int], limits: TargetLimits, default_max_new_tokens: int
 ) -> int:
     """Checks what only the target's owner can check. Returns the most output tokens in force.
 
     Raises:
-        TokenOutOfVocabularyError: a prompt token is no row of the model.
+        MalformedRequestError: the committed tokens do not begin with a prompt.
+        TokenOutOfVocabularyError: a committed token, of the prompt or the output, is none of the model's.
         PromptTooLongError: prompt and one output token do not fit the context.
         InvalidParameterError: max_new_tokens beyond the context, a listed token outside the vocabulary, no seed.
     """
     spec = command.spec
-    if any(not 0 <= token_id < limits.num_real_tokens for token_id in prompt_token_ids):
+    prompt_length = command.prompt_length
+    if not 1 <= prompt_length <= len(committed_token_ids):
+        raise MalformedRequestError("the committed tokens do not begin with a prompt", field="prompt_length")
+    if any(not 0 <= token_id < limits.num_real_tokens for token_id in committed_token_ids):
         raise TokenOutOfVocabularyError(f"token ids must be in [0, {limits.num_real_tokens})")
-    room = limits.context_limit - len(prompt_token_ids)
+    room = limits.context_limit - prompt_length
     if room < 1:
         raise PromptTooLongError(
-            f"the prompt has {len(prompt_token_ids)} tokens; the context takes {limits.context_limit}",
-            num_prompt_tokens=str(len(prompt_token_ids)),
+            f"the prompt has {prompt_length} tokens; the context takes {limits.context_limit}",
+            num_prompt_tokens=str(prompt_length),
             context_limit=str(limits.context_limit),
         )
     spec.sampling.validated(limits.num_real_tokens)

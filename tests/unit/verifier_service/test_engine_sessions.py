@@ -134,3 +134,17 @@ def test_draining_tells_owners_takes_no_new_sessions_and_finishes_the_open_ones(
 def test_nan_penalties_never_reach_the_engine():
     session = Bench().open(PROMPT, sampling=SamplingParams(temperature=0.0, presence_penalty=math.nan))
     assert error_of(session) == "INVALID_PARAMETER"
+
+
+@pytest.mark.parametrize("committed", [(*PROMPT, 24), (*PROMPT, -1)])
+def test_output_that_a_client_claims_to_have_received_is_checked_against_the_vocabulary(committed):
+    assert error_of(Bench().open(PROMPT, epoch=2, committed=committed)) == "TOKEN_OUT_OF_VOCABULARY"
+
+
+def test_more_committed_output_than_the_context_takes_ends_the_session_and_hurts_nobody():
+    bench = Bench()
+    other = bench.open(PROMPT, session_id="other")
+    full = bench.open(PROMPT, epoch=2, committed=(*PROMPT, *[1] * 200), stop=StopCriteria(ignore_end_of_sequence=True))
+    assert full.finished
+    bench.run(other)
+    assert other.token_ids == greedy_token_ids(PROMPT, 12)
