@@ -134,7 +134,7 @@ class DrafterSettings(_ModelSettings):
     """The draft model; for ngram the model whose tokenizer it shares with the target, or empty."""
     quantization: Literal["none", "int8", "int4"] = "int8"
     """Weights of the draft model: drafts need speed, not bits, and int8 was the fastest at one row."""
-    max_draft_tokens: int = Field(default=8, ge=1, le=MAX_DRAFT_NODES)
+    max_draft_tokens: int = Field(default=32, ge=1, le=MAX_DRAFT_NODES)
     """The drafter's own limit; the verifier's budget and the expected acceptance shorten it."""
     max_sessions: int = Field(default=64, ge=1, le=65536)
     """Attached sessions; more are answered OVERLOADED."""

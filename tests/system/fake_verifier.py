@@ -1,6 +1,6 @@
 """The verifier's half of Verify without a model, to test drafters against: its target is a fixed text.
 
-It answers every draft at once and keeps to the protocol; it can be told to refuse attaches, to go on alone, to break off.
+It answers every draft at once and keeps to the protocol; it can be told to refuse attaches, to go on alone or to end.
 """
 
 import asyncio
