@@ -2,8 +2,10 @@
 
 Registered with `transformers.AttentionInterface`, so modelling code stays as it is; without a mask function of that
 name, transformers builds no mask of its own. What keeps the bits:
-- every row is a batch entry of its own, its grouped heads the query block; so the block's shape never depends on the batch;
-- query blocks are padded to a multiple of four heads, keys to a multiple of 64 slots under a mask;
+- every row is a batch entry of its own, its grouped heads the query block, so that no shape depends on the batch;
+- query blocks are padded to a multiple of four heads;
+- keys are padded under a mask to a multiple of 64 slots that the row's own position decides: rows of one session that
+  reach into different multiples attend apart, since beyond 256 keys the number of masked ones changes bits too;
 - a tree row reads its ancestors' keys in the order a chain would have them. A path of the tree is written right after
   the committed keys, its rows attend, and the next path follows: no committed key is ever copied.
 
@@ -12,6 +14,7 @@ L keys under the mask.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,17 +33,25 @@ _UNSUPPORTED_OPTIONS = ("sliding_window", "softcap", "s_aux")
 
 
 @dataclasses.dataclass(frozen=True)
-class Path:
-    """Rows that see the committed keys and then those of `slots_from` in order: a chain, or one branch of a tree.
-
-    `rows` says which of the session's rows attend here; a shared ancestor attends on the first path only.
-    """
+class Block:
+    """Rows of a session that attend to the same number of keys."""
 
     rows: slice | Tensor
-    slots_from: slice | Tensor
-    num_slots: int
+    num_rows: int
     num_keys: int
     mask: Tensor  # [rows, 1, 1, L], 0 or -inf
+
+
+@dataclasses.dataclass(frozen=True)
+class Path:
+    """Keys of the session's rows `slots_from`, in that order after the committed ones: a chain, or a branch of a tree.
+
+    `blocks` hold the rows that attend here; a shared ancestor attends on the first path only.
+    """
+
+    slots_from: slice | Tensor
+    num_slots: int
+    blocks: tuple[Block, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,25 +107,36 @@ def plan_segment(
     end_row = first_row + num_rows
     if parent_rows is None or list(parent_rows) == list(range(-1, num_rows - 1)):
         depths = tuple(range(num_rows))
-        whole = slice(0, num_rows)
-        mask = causal_mask(base, depths, mask_dtype, device)
-        return Segment(cache, first_row, end_row, depths, (Path(whole, whole, num_rows, mask.shape[-1], mask),))
+        blocks = _blocks(base, range(num_rows), depths, mask_dtype, device)
+        return Segment(cache, first_row, end_row, depths, (Path(slice(0, num_rows), num_rows, blocks),))
     branches = _branches(parent_rows, num_rows)
     tree_depths = _depths(parent_rows)
-    paths = []
-    for branch, rows in branches:
-        mask = causal_mask(base, [tree_depths[row] for row in rows], mask_dtype, device)
-        row_index = torch.tensor(rows, device=device)
-        branch_index = torch.tensor(branch, device=device)
-        paths.append(Path(row_index, branch_index, len(branch), mask.shape[-1], mask))
-    return Segment(cache, first_row, end_row, tree_depths, tuple(paths))
+    paths = tuple(
+        Path(torch.tensor(branch, device=device), len(branch), _blocks(base, rows, tree_depths, mask_dtype, device))
+        for branch, rows in branches
+    )
+    return Segment(cache, first_row, end_row, tree_depths, paths)
 
 
-def causal_mask(base: int, depths: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[rows, 1, 1, L]: a row at depth d sees the keys [0, base + d]."""
-    num_keys = -(-(base + max(depths) + 1) // SLOT_BLOCK) * SLOT_BLOCK
-    last_seen = torch.tensor(depths, device=device) + base
-    hidden = torch.arange(num_keys, device=device) > last_seen[:, None]
+def _blocks(
+    base: int, rows: Sequence[int], depths: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> tuple[Block, ...]:
+    """Groups rows, which go deeper one by one, by the slot block that their last key lies in."""
+    blocks = []
+    for slot_block, members in itertools.groupby(rows, key=lambda row: (base + depths[row]) // SLOT_BLOCK):
+        group = list(members)
+        num_keys = (slot_block + 1) * SLOT_BLOCK
+        mask = causal_mask([base + depths[row] for row in group], num_keys, dtype, device)
+        # One run of rows is a view of the query; scattered rows of a tree are gathered.
+        is_run = group[-1] - group[0] == len(group) - 1
+        index = slice(group[0], group[-1] + 1) if is_run else torch.tensor(group, device=device)
+        blocks.append(Block(index, len(group), num_keys, mask))
+    return tuple(blocks)
+
+
+def causal_mask(positions: Sequence[int], num_keys: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[rows, 1, 1, L]: a row at position p sees the keys [0, p]."""
+    hidden = torch.arange(num_keys, device=device) > torch.tensor(positions, device=device)[:, None]
     mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
     return mask[:, None, None, :]
 
@@ -165,16 +187,15 @@ def _attend_segment(
     for path in segment.paths:
         keys[:, base : base + path.num_slots] = new_keys[:, path.slots_from]
         values[:, base : base + path.num_slots] = new_values[:, path.slots_from]
-        path_query = query[path.rows]
-        batch_size = path_query.shape[0]
-        attended = F.scaled_dot_product_attention(
-            path_query,
-            keys[None, :, : path.num_keys].expand(batch_size, -1, -1, -1),
-            values[None, :, : path.num_keys].expand(batch_size, -1, -1, -1),
-            attn_mask=path.mask,
-            scale=scaling,
-        )
-        output[path.rows] = attended[:, :, :group]
+        for block in path.blocks:
+            attended = F.scaled_dot_product_attention(
+                query[block.rows],
+                keys[None, :, : block.num_keys].expand(block.num_rows, -1, -1, -1),
+                values[None, :, : block.num_keys].expand(block.num_rows, -1, -1, -1),
+                attn_mask=block.mask,
+                scale=scaling,
+            )
+            output[block.rows] = attended[:, :, :group]
     if segment.is_tree:  # leave every row in its own slot, for `compact`
         keys[:, base : base + num_rows] = new_keys
         values[:, base : base + num_rows] = new_values

@@ -8,6 +8,7 @@ Legend: M rows, I input features, O output features.
 """
 
 import dataclasses
+import warnings
 from typing import Literal
 
 import torch
@@ -94,7 +95,9 @@ class FbgemmInt8Linear(RowLinear):
         weight = weight.float()
         scales = weight.abs().amax(dim=1).clamp(min=1e-12) / 127  # [O]
         zero_points = torch.zeros(self.out_features, dtype=torch.long)
-        rounded = torch.quantize_per_channel(weight, scales, zero_points, 0, torch.qint8)
+        with warnings.catch_warnings():  # quantised tensors are deprecated, the kernel that takes them is not replaced
+            warnings.simplefilter("ignore", UserWarning)
+            rounded = torch.quantize_per_channel(weight, scales, zero_points, 0, torch.qint8)
         self.packed = torch.ops.quantized.linear_prepack(rounded, None if bias is None else bias.float())
 
     def multiply(self, x: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from specdec.model.runner import ModelRunner, Rows
 
 _HEAD_CANDIDATES = frozenset((1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 18, 24, 32, 48, 64))
 _PLACES = (0, 1, 5)
+_FAR_POSITION = 316
 _EXTRA_TIME_S = 1.5  # chunk sizes beyond the first few proofs are tried within this
 
 
@@ -138,11 +139,30 @@ def _prove(runner: ModelRunner, comparisons: _Comparisons) -> None:
     logits = runner.forward([Rows(cache, token_ids[end : end + 1])])[0]
     comparisons.compare("after a compacted tree", logits, expected[end : end + 1])
 
+    _prove_far_into_a_context(runner, comparisons, token_ids[:8])
+
     for chunk in (2, 3, 5, 7, 8, 13):
         for start in range(0, num_tokens, chunk):
             if time.monotonic() - started > _EXTRA_TIME_S:
                 return
             chain(f"chunks of {chunk}", start, min(start + chunk, num_tokens))
+
+
+def _prove_far_into_a_context(runner: ModelRunner, comparisons: _Comparisons, token_ids: Sequence[int]) -> None:
+    """Across a border of 64 keys, where attention kernels sum in other blocks. Made-up keys stand for a long prompt."""
+    cache = runner.new_cache()
+    base = min(_FAR_POSITION, runner.context_limit - len(token_ids))
+    cache.reserve(base)
+    for layer_index in range(runner.model.config.num_hidden_layers):
+        for slots in cache.layer(layer_index):
+            heads, _, head_size = slots.shape
+            slots[:, :base] = _random_rows(heads * base, head_size, slots.dtype, slots.device).view(heads, base, -1)
+    cache.extend(base)
+    expected = runner.forward([Rows(cache, token_ids)])[0]
+    for start, end in ((0, 3), (3, 4), (4, 8)):
+        cache.rollback(base + start)
+        logits = runner.forward([Rows(cache, token_ids[start:end])])[0]
+        comparisons.compare("far into a context", logits, expected[start:end])
 
 
 def _random_rows(rows: int, features: int, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -119,12 +119,11 @@ def _epsilon(module: nn.Module) -> float:
 
 
 def _is_plain_rms_norm(module: nn.Module) -> bool:
-    """True where `x / rms(x) * weight` is what the module computes, tried on numbers: some norms scale by 1 + weight."""
+    """True where the module computes `x / rms(x) * weight`, tried on numbers: some norms scale by 1 + weight."""
     weight = getattr(module, "weight", None)
     if "RMSNorm" not in type(module).__name__ or not isinstance(weight, nn.Parameter) or weight.dim() != 1:
         return False
     probe = torch.linspace(-3.0, 2.0, weight.numel(), device=weight.device).expand(2, -1)
     expected = module(probe).float()
-    return torch.allclose(
-        F.rms_norm(probe, weight.shape, weight.float(), _epsilon(module)), expected, rtol=1e-3, atol=1e-5
-    )
+    fused = F.rms_norm(probe, weight.shape, weight.float(), _epsilon(module))
+    return torch.allclose(fused, expected, rtol=1e-3, atol=1e-5)
