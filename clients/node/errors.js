@@ -22,7 +22,7 @@ const decodeDetail = (types_, detail) => {
  *   `reason` is a name of specdec.v1.ErrorReason without its prefix; absent where the server sent none, as when it was not reached.
  */
 export function describeError(error) {
-  const described = { code: grpc.status[error.code] ?? 'UNKNOWN', message: error.details ?? error.message };
+  const described = { code: grpc.status[error.code], message: error.details };
   const [encoded] = error.metadata?.get('grpc-status-details-bin') ?? [];
   if (!encoded) return described;
   for (const detail of types['google.rpc.Status'].deserialize(encoded).details) {

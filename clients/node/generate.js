@@ -38,6 +38,7 @@ function connect(endpoint) {
     keepCase: true, // fields are named as in the .proto files
     longs: Number,
     enums: String,
+    defaults: true, // a field that was not sent reads as its zero
     oneofs: true, // `event.event` names the field that is set
   });
   const { GenerationService } = grpc.loadPackageDefinition(definition).specdec.v1;
@@ -74,6 +75,7 @@ async function main() {
       }
     }
   } catch (error) {
+    if (grpc.status[error.code] === undefined) throw error; // a fault of this program, not of the call
     const { code, message, reason, metadata, retryAfterSeconds } = describeError(error);
     const facts = Object.entries(metadata ?? {}).map(([key, value]) => `${key}=${value}`);
     if (retryAfterSeconds !== undefined) facts.push(`retry after ${retryAfterSeconds} s`);

@@ -45,6 +45,7 @@ class ScriptedService(generation_pb2_grpc.GenerationServiceServicer):
                     ),
                 )
             ),
+            generation_pb2.GenerationEvent(delta=generation_pb2.Delta(token_ids=[7])),  # its text is held back
             generation_pb2.GenerationEvent(
                 finished=generation_pb2.Finished(
                     reason=common_pb2.FINISH_REASON_LENGTH,
