@@ -1,7 +1,6 @@
 """All attachments of one drafter: attach, detach, and the loop of each. Knows streams and loops, no proposer's ways."""
 
 import asyncio
-import dataclasses
 import time
 from functools import partial
 
@@ -11,8 +10,8 @@ from drafter_service.attachment import Attachment
 from drafter_service.device import DeviceThread
 from drafter_service.draft_loop import DraftLoop
 from drafter_service.proposers.base import Proposer, ProposerSession
-from drafter_service.shared_measurements import SharedMeasurements
-from drafter_service.verify_client import AttachmentKey, VerifyClient
+from drafter_service.verifier_link import Entry, VerifierLink
+from drafter_service.verify_client import AttachmentKey
 from specdec import PROTOCOL_VERSION
 from specdec.config import WireSettings
 from specdec.errors import (
@@ -26,18 +25,12 @@ from specdec.errors import (
 )
 from specdec.ids import AttachmentId, SessionId, digest_tokens
 from specdec.messages import (
-    Addressed,
     Attach,
     Attached,
     AttachRefused,
     AttachSession,
-    Detach,
-    Detached,
-    DetachReason,
-    Draft,
     Load,
     ModelInfo,
-    VerifierMessage,
 )
 from specdec.telemetry import DrafterMetrics
 
@@ -46,65 +39,6 @@ ATTACH_TIMEOUT_S = 30.0
 """A verifier answers between two forward passes; on a CPU a chunk of prefill takes seconds."""
 
 log = structlog.get_logger(__name__)
-
-
-@dataclasses.dataclass
-class _Entry:
-    """One attachment: waiting for the verifier's answer, then a running loop."""
-
-    request: AttachSession
-    answered: "asyncio.Future[Attached | AttachRefused]"
-    loop: DraftLoop | None = None
-    task: "asyncio.Task[None] | None" = None
-    early: list[VerifierMessage] = dataclasses.field(default_factory=list)
-
-
-class _Verifier:
-    """One verifier endpoint: its stream, its attachments, what is measured there."""
-
-    def __init__(self, endpoint: str, wire: WireSettings) -> None:
-        self.entries: dict[AttachmentKey, _Entry] = {}
-        self.num_connecting = 0
-        self.measured = SharedMeasurements()
-        self.client = VerifyClient(endpoint, self._route, self._drop_all, self._is_needed, wire)
-
-    def _is_needed(self) -> bool:
-        return bool(self.entries) or self.num_connecting > 0
-
-    def _route(self, addressed: Addressed) -> None:
-        entry = self.entries.get((addressed.session_id, addressed.attachment_id))
-        if entry is None:
-            return  # it was given up here before the verifier knew
-        message = addressed.message
-        if isinstance(message, Attach | Draft | Detach):
-            return  # of the other direction: the reader of the stream lets none through
-        if isinstance(message, Attached | AttachRefused):
-            if not entry.answered.done():
-                entry.answered.set_result(message)
-        elif entry.loop is None:
-            entry.early.append(message)  # between Attached and the loop's start: a few at most
-        else:
-            _deliver(entry, message)
-
-    def _drop_all(self) -> None:
-        for entry in tuple(self.entries.values()):
-            if not entry.answered.done():
-                entry.answered.set_exception(PeerUnavailableError("the stream to the verifier broke"))
-            elif entry.loop is not None:
-                _deliver(entry, Detached(DetachReason.STREAM_BROKEN))
-            else:
-                entry.early.append(Detached(DetachReason.STREAM_BROKEN))
-
-
-def _deliver(entry: _Entry, message: VerifierMessage) -> None:
-    """Hands a message to a session's loop; what goes wrong there ends that session alone."""
-    if entry.loop is None or entry.task is None:
-        return
-    try:
-        entry.loop.receive(message)
-    except Exception as error:
-        log.warning("attachment_given_up", session_id=entry.request.session_id, error=type(error).__name__)
-        entry.task.cancel()
 
 
 async def _end(tasks: list["asyncio.Task[None]"]) -> None:
@@ -133,7 +67,7 @@ class Drafter:
         self._max_sessions = max_sessions
         self._max_draft_tokens = max_draft_tokens
         self._wire = wire
-        self._verifiers: dict[str, _Verifier] = {}
+        self._verifiers: dict[str, VerifierLink] = {}
         self.draining = False
 
     @property
@@ -167,15 +101,15 @@ class Drafter:
         key = (request.session_id, request.attachment_id)
         if key in verifier.entries:
             raise InvalidParameterError("attachment_id: in use here", field="attachment_id")
-        verifier.num_connecting += 1
+        verifier.num_joining += 1
         try:
             await verifier.client.connect(CONNECT_TIMEOUT_S)
         finally:
-            verifier.num_connecting -= 1
+            verifier.num_joining -= 1
         return await self._join(verifier, key, request)
 
-    async def _join(self, verifier: _Verifier, key: AttachmentKey, request: AttachSession) -> float:
-        entry = _Entry(request, asyncio.get_running_loop().create_future())
+    async def _join(self, verifier: VerifierLink, key: AttachmentKey, request: AttachSession) -> float:
+        entry = Entry(request, asyncio.get_running_loop().create_future())
         verifier.entries[key] = entry
         sent_at = time.monotonic()
         try:
@@ -187,7 +121,7 @@ class Drafter:
                 raise AttachRefusedError(answer.message or "the verifier refused", refusal=answer.reason.value)
             await self._start(verifier, key, entry, answer)
         except BaseException as error:
-            self._leave(verifier, key)
+            verifier.leave(key)
             if isinstance(error, TimeoutError):
                 raise DeadlineError("the verifier did not answer the attach") from None
             raise
@@ -206,14 +140,15 @@ class Drafter:
             protocol_version=PROTOCOL_VERSION,
         )
 
-    async def _start(self, verifier: _Verifier, key: AttachmentKey, entry: _Entry, attached: Attached) -> None:
+    async def _start(self, verifier: VerifierLink, key: AttachmentKey, entry: Entry, attached: Attached) -> None:
         request = entry.request
         attachment = Attachment(request, attached)
-        session = await self._device.run(
-            self._proposer.new_session, request.sampling, request.acceptance_rule, request.prompt_length, attached.seed
-        )
+        session = await self._new_session(request, attached.seed)
+        if verifier.entries.get(key) is not entry:
+            self._device.run_and_forget(session.close)
+            raise UnknownSessionError("left while joining")
         own_limit = request.speculation.max_draft_tokens
-        entry.loop = DraftLoop(
+        loop = DraftLoop(
             attachment,
             session,
             self._device,
@@ -222,15 +157,24 @@ class Drafter:
             self._metrics,
             self._max_draft_tokens if own_limit is None else min(own_limit, self._max_draft_tokens),
         )
-        entry.task = asyncio.create_task(self._run(verifier, key, entry.loop, session), name=f"draft {key}")
+        task = asyncio.create_task(self._run(key, loop), name=f"draft {key}")
+        task.add_done_callback(lambda _: self._ended(verifier, key, session))  # also where it never got to run
+        entry.start(loop, task)
         self._metrics.num_requests_running.set(self._num_attachments())
         log.info("attached", session_id=request.session_id, attachment_id=request.attachment_id)
-        early, entry.early = entry.early, []
-        for message in early:
-            _deliver(entry, message)
 
-    async def _run(self, verifier: _Verifier, key: AttachmentKey, loop: DraftLoop, session: ProposerSession) -> None:
-        """A session's loop to its end; whatever ends it, the verifier is told and the session's cache freed."""
+    async def _new_session(self, request: AttachSession, seed: int | None) -> ProposerSession:
+        creating = self._device.run(
+            self._proposer.new_session, request.sampling, request.acceptance_rule, request.prompt_length, seed
+        )
+        try:
+            return await asyncio.shield(creating)
+        except asyncio.CancelledError:  # the caller is gone; what the device thread makes must not outlive it
+            creating.add_done_callback(lambda done: self._device.run_and_forget(done.result().close))
+            raise
+
+    async def _run(self, key: AttachmentKey, loop: DraftLoop) -> None:
+        """A session's loop to its end. What goes wrong in it is this session's alone."""
         session_id, attachment_id = key
         try:
             await loop.run()
@@ -238,29 +182,28 @@ class Drafter:
             log.info("verifier_lost", session_id=session_id, attachment_id=attachment_id)
         except Exception as error:
             log.error("proposer_failed", session_id=session_id, error=type(error).__name__, exc_info=error)
-        finally:
-            self._leave(verifier, key)
-            self._device.run_and_forget(session.close)
-            self._metrics.num_requests_running.set(self._num_attachments())
-            log.info("detached", session_id=session_id, attachment_id=attachment_id)
 
-    def _leave(self, verifier: _Verifier, key: AttachmentKey) -> None:
-        """Forgets an attachment and says so to the verifier, who ignores it where it knows already."""
-        if verifier.entries.pop(key, None) is not None:
-            try:
-                verifier.client.send(*key, Detach())
-            except PeerUnavailableError:
-                return
+    def _ended(self, verifier: VerifierLink, key: AttachmentKey, session: ProposerSession) -> None:
+        """Whatever ended a loop, the verifier is told and the session's cache freed."""
+        verifier.leave(key)
+        self._device.run_and_forget(session.close)
+        self._metrics.num_requests_running.set(self._num_attachments())
+        session_id, attachment_id = key
+        log.info("detached", session_id=session_id, attachment_id=attachment_id)
 
     async def detach(self, session_id: SessionId, attachment_id: AttachmentId) -> bool:
         """Leaves a session. False where there is no such attachment."""
         key = (session_id, attachment_id)
-        entries = [verifier.entries[key] for verifier in self._verifiers.values() if key in verifier.entries]
-        for entry in entries:
-            if not entry.answered.done():
+        verifiers = [verifier for verifier in self._verifiers.values() if key in verifier.entries]
+        for verifier in verifiers:
+            entry = verifier.entries[key]
+            if entry.task is not None:
+                await _end([entry.task])
+            elif not entry.answered.done():
                 entry.answered.set_exception(UnknownSessionError("left while joining"))
-        await _end([entry.task for entry in entries if entry.task is not None])
-        return bool(entries)
+            else:
+                verifier.leave(key)
+        return bool(verifiers)
 
     async def close(self) -> None:
         """Leaves every session and ends every stream."""
@@ -272,9 +215,9 @@ class Drafter:
         await _end([entry.task for entry in entries if entry.task is not None])
         await asyncio.gather(*(verifier.client.close() for verifier in self._verifiers.values()))
 
-    def _verifier(self, endpoint: str) -> _Verifier:
+    def _verifier(self, endpoint: str) -> VerifierLink:
         if endpoint not in self._verifiers:
-            self._verifiers[endpoint] = _Verifier(endpoint, self._wire)
+            self._verifiers[endpoint] = VerifierLink(endpoint, self._wire)
         return self._verifiers[endpoint]
 
     def _num_attachments(self) -> int:
