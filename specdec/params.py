@@ -83,7 +83,7 @@ class SamplingParams:
         return AcceptanceRule.GREEDY if self.temperature == 0 else AcceptanceRule.COUPLED
 
     def validated(self, vocabulary_size: int | None = None) -> "SamplingParams":
-        """Returns self; raises InvalidParameterError naming the field. Ids are checked where the vocabulary is known."""
+        """Returns self; raises InvalidParameterError naming the field. Ids are checked if the vocabulary is known."""
         _require_range("temperature", self.temperature, 0.0, 100.0)
         _require(0 <= self.top_k < 2**31, "top_k", "must be at least 0")
         _require_range("top_p", self.top_p, 0.0, 1.0, low_open=True)
