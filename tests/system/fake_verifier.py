@@ -39,11 +39,12 @@ Outbox = asyncio.Queue[Addressed | None]
 
 @dataclasses.dataclass
 class VerifiedSession:
-    """What the target will say in all, and how much of it is committed."""
+    """What the target will say in all, and how much of it is committed. `round_s`: how long a round takes."""
 
     target_token_ids: Sequence[int]
     committed_length: int
     draft_budget: int = 8
+    round_s: float = 0.0
     told_length: int = 0
     num_rounds: int = 0
     attachment: tuple[AttachmentId, Outbox] | None = None
@@ -94,6 +95,8 @@ class VerifySide(VerifierServiceServicer):
         async for request in requests:
             addressed = verify_request_from_pb(request)
             session = self.sessions.get(addressed.session_id)
+            if session is not None and isinstance(addressed.message, Draft):
+                await asyncio.sleep(session.round_s)
             answer = self._answer(session, addressed, outbox)
             if answer is not None:
                 outbox.put_nowait(dataclasses.replace(addressed, message=answer))

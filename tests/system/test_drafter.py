@@ -176,6 +176,47 @@ async def test_a_lookup_drafter_never_imports_torch() -> None:
     assert done.returncode == 0
 
 
+async def test_a_draft_model_catches_up_with_a_long_prompt_and_then_guesses_like_the_target(
+    tmp_path: Path, tiny_model_dir: Path, verifier: tuple[VerifySide, str]
+) -> None:
+    from specdec.model.loading import load_model
+    from specdec.model.runner import Rows
+
+    def target_token_ids(prompt: list[int], num_tokens: int) -> list[int]:
+        model = load_model(str(tiny_model_dir), device="cpu", dtype="float32")
+        cache, text, fed = model.runner.new_cache(), list(prompt), 0
+        while len(text) < len(prompt) + num_tokens:
+            chunk = text[fed : fed + 32]
+            logits = model.runner.forward([Rows(cache, chunk)])[0][-1, : model.tokenizer.vocabulary_size]
+            fed += len(chunk)
+            if fed == len(text):
+                text.append(int(logits.argmax()))
+        return text
+
+    prompt = [3 + 7 * i % 300 for i in range(120)]
+    side, endpoint = verifier
+    target = await asyncio.to_thread(target_token_ids, prompt, 200)
+    session = side.sessions["session"] = VerifiedSession(target, len(prompt), round_s=0.02)
+    arguments = ("--proposer", "draft_model", "--model", str(tiny_model_dir), "--quantization", "none")
+    process = await start_drafter(tmp_path, *arguments, "--dtype", "float32", "--threads", "1")
+    try:
+        listening = await process.wait_for_event("listening", START_TIMEOUT_S)
+        async with open_channel(listening["endpoint"]) as channel:
+            await DrafterUnderTest(process, DrafterServiceStub(channel)).attach(attach_session(prompt, endpoint))
+            await asyncio.wait_for(session.finished.wait(), START_TIMEOUT_S)
+    finally:
+        await process.stop(DEADLINE_S)
+    first = session.drafts[0]
+    assert not first.draft_token_ids  # far behind: the verifier is not kept waiting
+    guessed = [draft for draft in session.drafts if draft.draft_token_ids]
+    assert guessed
+    assert all(
+        list(draft.draft_token_ids) == target[draft.start_position : draft.start_position + len(draft.draft_token_ids)]
+        for draft in guessed
+        if draft.start_position + len(draft.draft_token_ids) <= len(target)
+    )
+
+
 async def test_sigterm_leaves_every_session_and_ends_with_0(tmp_path: Path, verifier: tuple[VerifySide, str]) -> None:
     side, endpoint = verifier
     session = side.sessions["session"] = VerifiedSession(TARGET, len(PROMPT), draft_budget=0)
