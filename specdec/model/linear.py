@@ -88,27 +88,50 @@ class OnednnBfloat16Linear(RowLinear):
         return product
 
 
-class FbgemmInt8Linear(RowLinear):
-    """int8 weights with a scale per output; activations rounded to 8 bits with one scale per call."""
+class QuantizedLinear(FbgemmFloat16Linear):
+    """Rounded weights for a few rows, float16 weights for many.
+
+    A draft step reads all weights for a row or two, so small weights are its speed. A prefill is bound by arithmetic,
+    where they gain nothing; and one large activation among its rows would cost all of them their precision.
+    """
+
+    MOST_ROWS = 4
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> None:
-        weight = weight.float()
+        super().pack(weight, bias)
+        self.pack_quantized(weight.float(), bias)
+
+    def multiply(self, x: Tensor) -> Tensor:
+        few = x.numel() <= self.MOST_ROWS * self.in_features
+        return self.multiply_quantized(x) if few else super().multiply(x)
+
+    def pack_quantized(self, weight: Tensor, bias: Tensor | None) -> None:
+        raise NotImplementedError
+
+    def multiply_quantized(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class FbgemmInt8Linear(QuantizedLinear):
+    """int8 weights with a scale per output; activations rounded to 8 bits with one scale per call."""
+
+    def pack_quantized(self, weight: Tensor, bias: Tensor | None) -> None:
         scales = weight.abs().amax(dim=1).clamp(min=1e-12) / 127  # [O]
         zero_points = torch.zeros(self.out_features, dtype=torch.long)
         with warnings.catch_warnings():  # quantised tensors are deprecated, the kernel that takes them is not replaced
             warnings.simplefilter("ignore", UserWarning)
             rounded = torch.quantize_per_channel(weight, scales, zero_points, 0, torch.qint8)
-        self.packed = torch.ops.quantized.linear_prepack(rounded, None if bias is None else bias.float())
+        self.packed_int8 = torch.ops.quantized.linear_prepack(rounded, None if bias is None else bias.float())
 
-    def multiply(self, x: Tensor) -> Tensor:
-        product: Tensor = torch.ops.quantized.linear_dynamic(x, self.packed)
+    def multiply_quantized(self, x: Tensor) -> Tensor:
+        product: Tensor = torch.ops.quantized.linear_dynamic(x, self.packed_int8)
         return product
 
 
-class GroupedInt4Linear(RowLinear):
-    """int4 weights, a scale and a smallest value per group of inputs. Made for one row; slower than int8 for many."""
+class GroupedInt4Linear(QuantizedLinear):
+    """int4 weights, with a scale and a zero per group of inputs."""
 
-    def pack(self, weight: Tensor, bias: Tensor | None) -> None:
+    def pack_quantized(self, weight: Tensor, bias: Tensor | None) -> None:
         fitting = [size for size in (128, 64, 32) if self.in_features % size == 0]
         if not fitting or self.out_features % 16:
             raise ModelLoadError(
@@ -116,21 +139,21 @@ class GroupedInt4Linear(RowLinear):
                 layer=f"{self.in_features}x{self.out_features}",
             )
         self.group_size = fitting[0]
-        grouped = weight.float().view(self.out_features, -1, self.group_size)
+        grouped = weight.view(self.out_features, -1, self.group_size)
         smallest, largest = grouped.amin(dim=2), grouped.amax(dim=2)  # [O, groups]
         scales = ((largest - smallest) / 15).clamp(min=1e-8)
         levels = ((grouped - smallest[..., None]) / scales[..., None]).round().clamp(0, 15)
-        self.packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(
+        self.packed_int4 = torch.ops.aten._convert_weight_to_int4pack_for_cpu(
             levels.to(torch.int32).view(self.out_features, self.in_features), 1
         )
         # The kernel computes (level - 8) * scale + zero.
         self.scales_and_zeros = torch.stack([scales, smallest + 8 * scales], dim=2).transpose(0, 1).contiguous()
         self.bias = None if bias is None else bias.float()
 
-    def multiply(self, x: Tensor) -> Tensor:
+    def multiply_quantized(self, x: Tensor) -> Tensor:
         flat = x.reshape(-1, self.in_features)
         product: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
-            flat, self.packed, self.group_size, self.scales_and_zeros
+            flat, self.packed_int4, self.group_size, self.scales_and_zeros
         )
         product = product.view(*x.shape[:-1], self.out_features)
         return product if self.bias is None else product + self.bias
