@@ -30,7 +30,7 @@ class ClusterOptions:
     num_draft_threads: int | None = None
     log_folder: Path | None = None
     start_timeout_s: float = 1800.0
-    stop_grace_s: float = 10.0
+    stop_grace_s: float = 15.0
     extra_arguments: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
 
     def validated(self) -> "ClusterOptions":

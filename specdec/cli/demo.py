@@ -67,7 +67,7 @@ def demo(
         results = asyncio.run(_run(options, max_new_tokens, verbose=verbose))
         if json_path is not None:
             report = {"model": model, "proposer": proposer, "prompts": [result.to_json() for result in results]}
-            json_path.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+            json_path.write_text(json.dumps(report, ensure_ascii=False) + "\n")
         num_different = sum(not result.identical for result in results)
         if num_different:
             fail(f"{num_different} of {len(results)} answers differ with speculation on", EXIT_FAILED)

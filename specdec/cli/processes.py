@@ -189,6 +189,8 @@ class LocalCluster:
         self._report(process, RoleState.READY, self._endpoints.get(process.name, ""))
 
     async def _stop_role(self, process: RoleProcess) -> None:
+        if process.exit_code is not None:
+            return
         ended_by_itself = await process.stop(self.options.stop_grace_s)
         self._report(process, RoleState.STOPPED if ended_by_itself else RoleState.KILLED)
 

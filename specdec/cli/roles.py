@@ -5,6 +5,7 @@ by name when it runs: shared code imports no service.
 """
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -125,6 +126,9 @@ def require_loopback(listen: str, *, insecure_bind: bool) -> None:
 
 
 def _role_module(role: str) -> Any:
+    # Read by OpenMP when torch is loaded. Threads that spin while they wait made a forward 40 times slower on cores
+    # that other processes want too, as a drafter beside its verifier does. Whoever sets it otherwise has the last word.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         return importlib.import_module(f"{_PACKAGES[role]}.main")
     except ModuleNotFoundError as error:

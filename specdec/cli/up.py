@@ -75,8 +75,10 @@ async def _run(options: ClusterOptions, *, verbose: bool) -> None:
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
-        if not life.cancel("asked to stop") or life.cancelling() > 1:
-            cluster.kill()
+        if life.cancelling():
+            cluster.kill()  # asked twice: no grace
+        else:
+            life.cancel()
 
     for number in _SIGNALS:
         loop.add_signal_handler(number, stop)

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -77,6 +78,13 @@ def test_up_serves_the_same_ids_with_and_without_drafts_and_ctrl_c_leaves_nothin
         shown = specdec("generate", "one two", "--endpoint", endpoint, "--raw", "--show-drafts")
         assert shown.returncode == 0
         assert "drafted and accepted" in shown.stdout
+
+        [drafter_pid] = [pid for pid in tree if "drafter" in psutil.Process(pid).cmdline()]
+        os.kill(drafter_pid, signal.SIGKILL)
+        read_until(up, b"drafter-0 was ended by SIGKILL: going on without it")
+        bereft = specdec("generate", "one two one two one two", *options)
+        assert json.loads(bereft.stdout)["token_ids"] == first["token_ids"]
+
         refused = specdec("generate", "hi", "--endpoint", endpoint, "--model", "another")
         assert refused.returncode == 2
         assert refused.stderr.endswith("(UNKNOWN_MODEL)\n")
@@ -93,6 +101,37 @@ def test_killing_up_outright_leaves_nothing(tiny_model_dir: Path) -> None:
         up.kill()
         up.wait(timeout=STOP_DEADLINE_S)
         assert until_gone(tree) == []
+
+
+def test_the_demo_finds_every_answer_identical_and_writes_the_promised_keys(
+    tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "demo.json"
+    shown = specdec("demo", "--model", str(tiny_model_dir), "--max-new-tokens", "40", "--json", str(path))
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.count("identical token ids") == 3
+    check_demo_report(json.loads(path.read_text()), str(tiny_model_dir))
+
+
+@pytest.mark.model
+@pytest.mark.timeout(900)
+def test_the_demo_of_a_real_model_copies_from_its_prompt(tmp_path: Path) -> None:
+    path = tmp_path / "demo.json"
+    shown = specdec("demo", "--json", str(path), timeout_s=840.0)
+    assert shown.returncode == 0, shown.stderr
+    report = json.loads(path.read_text())
+    check_demo_report(report, "smollm2-135m")
+    assert report["prompts"][1]["acceptance_length"] > 3  # lookup: the answer repeats its prompt
+
+
+def check_demo_report(report: dict[str, Any], model: str) -> None:
+    assert (report["model"], report["proposer"], len(report["prompts"])) == (model, "ngram", 3)
+    for entry in report["prompts"]:
+        assert entry["identical"] is True
+        assert set(entry) == {
+            *("prompt", "text", "token_ids", "identical", "target_only_tokens_per_s"),
+            *("speculative_tokens_per_s", "acceptance_rate", "acceptance_length"),
+        }
 
 
 def test_a_model_that_is_not_there_is_told_and_everything_stops() -> None:
