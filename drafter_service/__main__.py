@@ -1,7 +1,8 @@
-"""`python -m drafter_service`: settings from SPECDEC_DRAFTER_... in the environment."""
+"""`python -m drafter_service`: the same as `specdec drafter`, options and all."""
 
-from drafter_service.main import serve
-from specdec.config import DrafterSettings
-from specdec.role_main import run_role
+import typer
 
-run_role(serve(DrafterSettings.model_validate({})))
+from specdec.cli.roles import drafter
+
+if __name__ == "__main__":
+    typer.run(drafter)

@@ -1,7 +1,8 @@
-"""`python -m verifier_service`: settings from SPECDEC_VERIFIER_... in the environment."""
+"""`python -m verifier_service`: the same as `specdec verifier`, options and all."""
 
-from specdec.config import VerifierSettings
-from specdec.role_main import run_role
-from verifier_service.main import serve
+import typer
 
-run_role(serve(VerifierSettings.model_validate({})))
+from specdec.cli.roles import verifier
+
+if __name__ == "__main__":
+    typer.run(verifier)

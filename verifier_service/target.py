@@ -5,9 +5,8 @@ import dataclasses
 import time
 from collections.abc import Callable
 
-from specdec.model.loading import LoadedModel
-
 from specdec.messages import ModelInfo, SelfCheck, ServerStatus
+from specdec.model.loading import LoadedModel
 from specdec.model.tokenizer import TextTokenizer
 from verifier_service.device_thread import DeviceThread
 from verifier_service.engine import Engine, EngineLimits

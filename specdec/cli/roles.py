@@ -16,6 +16,12 @@ from specdec.role_main import run_role
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
+OPENMP_SPIN_COUNT = "20000"
+"""Read by OpenMP when torch is loaded: a thread with nothing to do spins this often, about 0.3 ms, before it sleeps.
+
+Nearly as quick as the default of 300,000 on idle cores, and it takes less from the processes beside it; threads that
+sleep at once double the time of a small model's forward. docs/adr/0006 has the figures."""
+
 _PACKAGES = {"verifier": "verifier_service", "drafter": "drafter_service", "orchestrator": "orchestrator"}
 _SETTINGS = {"verifier": "VerifierSettings", "drafter": "DrafterSettings", "orchestrator": "OrchestratorSettings"}
 
@@ -126,9 +132,8 @@ def require_loopback(listen: str, *, insecure_bind: bool) -> None:
 
 
 def _role_module(role: str) -> Any:
-    # Read by OpenMP when torch is loaded. Threads that spin while they wait made a forward 40 times slower on cores
-    # that other processes want too, as a drafter beside its verifier does. Whoever sets it otherwise has the last word.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", OPENMP_SPIN_COUNT)
     try:
         return importlib.import_module(f"{_PACKAGES[role]}.main")
     except ModuleNotFoundError as error:
