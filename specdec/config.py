@@ -113,8 +113,8 @@ class VerifierSettings(_ModelSettings):
     max_waiting_sessions: int = Field(default=64, ge=0, le=65536)
     """Sessions that may wait; more are answered OVERLOADED."""
     max_draft_tokens: int = Field(default=32, ge=0, le=MAX_DRAFT_NODES)
-    """Largest draft budget of one session. A lookup that copies a passage gains by long drafts (here 12 rows cost 27 ms a
-    row, 24 rows 23 ms); a draft model chooses less by itself."""
+    """Largest draft budget of one session. A lookup that copies a passage gains by long drafts; a draft model chooses
+    less by itself."""
     draft_wait_ms: float = Field(default=500.0, ge=0, le=60_000)
     """A verify step waits no longer for an attached drafter. On a CPU a draft of 8 tokens takes up to 0.3 s."""
     max_step_rows: int = Field(default=256, ge=1, le=65536)
