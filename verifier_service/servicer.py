@@ -85,6 +85,7 @@ class VerifierServicer(VerifierServiceServicer):
         try:
             while (addressed := await mailbox.get()) is not None:
                 yield verify_response_to_pb(addressed)
+            await reader  # it has ended, and tells why if it was not the drafter who ended it
         finally:
             reader.cancel()
             target.device.submit_release(partial(target.engine.drafters.stream_broken, stream))

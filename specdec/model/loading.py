@@ -73,7 +73,7 @@ def load_model(
         )
     info = ModelInfo(
         name=name,
-        vocabulary_size=tokenizer.vocabulary_size,
+        vocabulary_size=runner.vocabulary_size,
         context_limit=runner.context_limit,
         tokenizer_fingerprint=tokenizer.fingerprint,
         numerics=runner.numerics,
