@@ -15,8 +15,8 @@ from tests.unit.model.tiny_gguf import write_tiny_gguf
 def test_a_folder_becomes_a_runner_a_tokenizer_and_their_description(tiny_model_dir: Path) -> None:
     loaded = load_model(str(tiny_model_dir), device="cpu")
     assert loaded.info.name == str(tiny_model_dir)
-    assert loaded.info.vocabulary_size == loaded.tokenizer.vocabulary_size == 320
-    assert loaded.runner.vocabulary_size == 328  # padding rows are the runner's alone
+    assert loaded.tokenizer.vocabulary_size == 320
+    assert loaded.info.vocabulary_size == loaded.runner.vocabulary_size == 328  # padding rows are the model's alone
     assert loaded.info.context_limit == 512
     assert loaded.info.tokenizer_fingerprint == loaded.tokenizer.fingerprint
     assert loaded.info.numerics == loaded.runner.numerics
