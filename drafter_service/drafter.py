@@ -95,18 +95,22 @@ class Drafter:
         """
         if self.draining:
             raise DrainingError("this drafter is being drained")
-        if self._num_attachments() >= self._max_sessions:
-            raise OverloadedError("this drafter has all the sessions it takes", retry_after_s=1.0)
         verifier = self._verifier(request.verifier_endpoint)
         key = (request.session_id, request.attachment_id)
-        if key in verifier.entries:
-            raise InvalidParameterError("attachment_id: in use here", field="attachment_id")
+        self._require_room(verifier, key)
         verifier.num_joining += 1
         try:
             await verifier.client.connect(CONNECT_TIMEOUT_S)
         finally:
             verifier.num_joining -= 1
+        self._require_room(verifier, key)  # others may have joined meanwhile
         return await self._join(verifier, key, request)
+
+    def _require_room(self, verifier: VerifierLink, key: AttachmentKey) -> None:
+        if self._num_attachments() >= self._max_sessions:
+            raise OverloadedError("this drafter has all the sessions it takes", retry_after_s=1.0)
+        if key in verifier.entries:
+            raise InvalidParameterError("attachment_id: in use here", field="attachment_id")
 
     async def _join(self, verifier: VerifierLink, key: AttachmentKey, request: AttachSession) -> float:
         entry = Entry(request, asyncio.get_running_loop().create_future())

@@ -11,6 +11,7 @@ from drafter_service.proposers.base import Proposer
 from drafter_service.proposers.registry import create_proposer
 from drafter_service.servicer import DrafterServicer
 from specdec.config import DrafterSettings
+from specdec.daemon_thread import in_daemon_thread
 from specdec.telemetry import DrafterMetrics, MetricsExporter, configure_logging
 from specdec.v1 import drafter_pb2
 from specdec.v1.drafter_pb2_grpc import add_DrafterServiceServicer_to_server
@@ -37,7 +38,7 @@ async def serve(settings: DrafterSettings) -> None:
     with MetricsExporter(metrics, settings.metrics, insecure_bind=settings.insecure_bind) as exporter:
         endpoint = await server.start()
         log.info("listening", endpoint=endpoint, metrics=exporter.endpoint)
-        loading = asyncio.create_task(_load(settings, device))
+        loading = asyncio.create_task(_load(settings))
         stop = asyncio.create_task(stopping.wait())
         try:
             await asyncio.wait((loading, stop), return_when=asyncio.FIRST_COMPLETED)
@@ -64,9 +65,9 @@ async def serve(settings: DrafterSettings) -> None:
     log.info("stopped")
 
 
-async def _load(settings: DrafterSettings, device: DeviceThread) -> Proposer:
+async def _load(settings: DrafterSettings) -> Proposer:
     started_at = time.monotonic()
-    proposer = await device.run(create_proposer, settings)
+    proposer = await in_daemon_thread(lambda: create_proposer(settings), "load")
     log.info(
         "loaded",
         proposer=settings.proposer,

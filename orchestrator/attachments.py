@@ -7,8 +7,6 @@ whatever goes wrong here costs speed alone.
 import asyncio
 import contextlib
 import dataclasses
-import hashlib
-import hmac
 import time
 from collections.abc import Callable, Sequence
 
@@ -17,23 +15,20 @@ import structlog
 from orchestrator.cluster import Cluster
 from orchestrator.endpoints import EndpointView
 from orchestrator.router import choose_drafter
+from specdec.attach_key import attach_key
 from specdec.errors import SpecdecError
 from specdec.ids import AttachmentId, Epoch, SessionId
 from specdec.messages import AttachmentChange, AttachmentState, AttachSession, DetachReason
 from specdec.params import AcceptanceRule, GenerationSpec
 
-_ATTACH_TIMEOUT_S = 5.0
+_ATTACH_TIMEOUT_S = 40.0
+"""Longer than a drafter takes to give up: a verifier answers between two forwards, and a prompt's may take seconds."""
 _MIN_BACKOFF_S = 0.25
 _MAX_BACKOFF_S = 15.0
 _STABLE_AFTER_S = 5.0
 """An attachment that lasted this long clears what was held against its drafter."""
 
 _log = structlog.get_logger(__name__)
-
-
-def attach_key(attach_secret: bytes, attachment_id: AttachmentId) -> bytes:
-    """HMAC-SHA256(attach secret, attachment_id as 8 big-endian bytes): proves to the verifier who sent the drafter."""
-    return hmac.new(attach_secret, attachment_id.to_bytes(8, "big"), hashlib.sha256).digest()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,9 +15,11 @@ from orchestrator.discovery import Addresses, Discovery
 from orchestrator.endpoints import EndpointView, Role
 from orchestrator.peers import DrafterPeer, Peer, VerifierPeer
 from specdec.config import WireSettings
-from specdec.errors import InvalidParameterError, SpecdecError
+from specdec.errors import DeadlineError, InvalidParameterError, SpecdecError
 
 _CALL_TIMEOUT_S = 1.0
+_LATE_ANSWERS_UNTIL_UNHEALTHY = 3
+"""In a row: one late answer on a busy machine tells little. A server that cannot be reached is unhealthy at once."""
 _UNHEALTHY_INTERVAL_S = 0.25
 """A server that is not there yet is looked for more often: a drafter that comes up serves within a second."""
 
@@ -34,6 +36,7 @@ class Cluster:
         self._views: dict[str, EndpointView] = {}
         self._peers: dict[str, Peer] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
+        self._num_late: dict[str, int] = {}
         self._changed = asyncio.Event()
 
     @property
@@ -94,6 +97,7 @@ class Cluster:
             await watch
         await self._peers.pop(endpoint).close()
         del self._views[endpoint]
+        self._num_late.pop(endpoint, None)
 
     async def _watch(self, endpoint: str) -> None:
         while True:
@@ -103,16 +107,22 @@ class Cluster:
 
     async def _look(self, endpoint: str) -> EndpointView:
         peer = self._peers[endpoint]
-        healthy = await peer.is_serving(_CALL_TIMEOUT_S)
-        status, round_trip_time_s = None, None
-        began = time.monotonic()
+        healthy, status, round_trip_time_s = False, None, None
+        was_late = False
         try:
-            # Also of a server that is still loading: it has something to tell. One that is away fails at once.
+            healthy = await peer.is_serving(_CALL_TIMEOUT_S)
+            began = time.monotonic()
+            # Also of a server that is still loading: it has something to tell.
             status = await peer.get_status(_CALL_TIMEOUT_S)
             round_trip_time_s = time.monotonic() - began
+        except DeadlineError:
+            was_late = True
         except SpecdecError:
             healthy = False
+        self._num_late[endpoint] = self._num_late.get(endpoint, 0) + 1 if was_late else 0
         before = self._views[endpoint]  # looked up after the calls: a drain may have come meanwhile
+        if was_late:
+            healthy = before.healthy and self._num_late[endpoint] < _LATE_ANSWERS_UNTIL_UNHEALTHY
         return dataclasses.replace(
             before,
             healthy=healthy,

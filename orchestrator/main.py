@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import signal
 from collections.abc import Callable
 
 import structlog
@@ -12,7 +11,7 @@ from orchestrator.cluster import Cluster
 from orchestrator.discovery import StaticDiscovery
 from orchestrator.embedded_store import EmbeddedStore
 from orchestrator.generation_servicer import GenerationServicer
-from orchestrator.session_runner import RunnerContext
+from orchestrator.session_runner import RunnerContext, cancel_and_wait
 from orchestrator.session_store import SessionStore, StoreSettings
 from orchestrator.sessions import Sessions
 from orchestrator.store_health import StoreHealth
@@ -22,6 +21,7 @@ from specdec.v1 import admin_pb2, generation_pb2
 from specdec.v1.admin_pb2_grpc import add_AdminServiceServicer_to_server
 from specdec.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
 from specdec.wire.server import GrpcServer
+from specdec.wire.shutdown import shutdown_signal
 
 _STREAM_END_GRACE_S = 2.0
 """For the last frames of streams that have ended already."""
@@ -37,11 +37,7 @@ async def serve(settings: OrchestratorSettings) -> None:
         OSError, ValueError: an address cannot be bound.
     """
     configure_logging("orchestrator", settings.log_level)
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for signal_number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signal_number, stopping.set)
-    await serve_until(stopping, settings)
+    await serve_until(shutdown_signal(), settings)
     _log.info("stopped")
 
 
@@ -80,7 +76,7 @@ async def serve_until(
         for watch in (cluster.run(), store_health.run()):
             watching = asyncio.create_task(watch)
             watching.add_done_callback(lambda task: _on_watch_done(task, stopping))
-            stack.push_async_callback(_cancel, watching)
+            stack.push_async_callback(cancel_and_wait, watching)
         await server.set_serving()
         _log.info("serving", endpoint=admin.own_endpoint)
         on_serving(admin.own_endpoint)
@@ -104,8 +100,3 @@ def _on_watch_done(task: asyncio.Task[None], stopping: asyncio.Event) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         _log.error("watch_failed", error=type(error).__name__, exc_info=error)
         stopping.set()  # blind, it would route to the dead: whoever runs it starts it again
-
-
-async def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

@@ -41,11 +41,11 @@ class Peer(abc.ABC):
         )
 
     async def is_serving(self, timeout_s: float) -> bool:
-        """What grpc.health.v1 says of the whole server; False where it does not answer in time."""
+        """What grpc.health.v1 says of the whole server. Raises DeadlineError, PeerUnavailableError."""
         try:
             response = await self._check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
-        except grpc.aio.AioRpcError:
-            return False
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from error
         return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
     @abc.abstractmethod

@@ -68,6 +68,7 @@ class StopReason(Enum):
     """Why a session is ended from outside."""
 
     CLIENT_GONE = "CLIENT_GONE"
+    RESUMED = "RESUMED"
     CANCELLED = "CANCELLED"
     DRAINING = "DRAINING"
     FENCED = "FENCED"
@@ -167,7 +168,7 @@ class SessionRunner:
                 return None
             case StopReason.DRAINING:
                 return DrainingError("the orchestrator goes away; resume elsewhere")
-            case StopReason.FENCED:
+            case StopReason.FENCED | StopReason.RESUMED:
                 return FencedError("another owner has the session")
             case _:
                 return None
@@ -184,7 +185,7 @@ class SessionRunner:
             await stack.enter_async_context(contextlib.aclosing(opening.events))
             await self._begin(opening)
             for task in self._side_tasks():
-                stack.push_async_callback(_cancel, task)
+                stack.push_async_callback(cancel_and_wait, task)
             await self._relay(opening)
 
     async def _begin(self, opening: OpenedSession) -> None:
@@ -239,6 +240,8 @@ class SessionRunner:
                         await self._relay_commit(event)
                     case SessionFinished():
                         self._outbox.put(Finished(event.reason, event.usage, event.speculative, event.text))
+                        self._stream_over = True  # what ends the session from outside comes too late now
+                        self._outbox.close()
                         self._context.metrics.request_success.labels(event.reason.value).inc()
                         return
                     case AttachmentChange():
@@ -333,6 +336,7 @@ class SessionRunner:
         )
 
 
-async def _cancel(task: asyncio.Task[None]) -> None:
+async def cancel_and_wait(task: asyncio.Task[None]) -> None:
+    """Returns when the task has ended, whatever it ended with."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

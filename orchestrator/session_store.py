@@ -192,11 +192,14 @@ class SessionStore:
         return decode_record(dict(zip(fields[::2], fields[1::2], strict=True)), tokens)
 
     async def is_reachable(self) -> bool:
+        ping = asyncio.ensure_future(self._redis.ping())
         try:
             async with asyncio.timeout(_READY_TIMEOUT_S):
-                await self._redis.ping()
+                await asyncio.shield(ping)  # as every call: see _run
         except (RedisError, OSError, TimeoutError):
             return False
+        finally:
+            ping.cancel()
         return True
 
     async def close(self) -> None:

@@ -86,7 +86,7 @@ class Sessions:
         """
         name = SessionId(validate_session_id(session_id))
         if (runner := self._runners.get(name)) is not None:
-            await self._end(runner, StopReason.CLIENT_GONE)
+            await self._end(runner, StopReason.RESUMED)
         record = await self._context.store.read(name)
         if record is None or record.request is None or record.state not in (RecordState.OPEN, RecordState.FINISHED):
             raise UnknownSessionError("no such session")

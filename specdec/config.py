@@ -132,7 +132,7 @@ class DrafterSettings(_ModelSettings):
     proposer: Literal["draft_model", "ngram", "stacked"] = "draft_model"
     """A small model, a lookup in the text so far, or (stacked) the lookup where it finds something, else the model."""
     model: str = ""
-    """The draft model; for ngram the model whose tokenizer it shares with the target, or empty."""
+    """The draft model. ngram needs none."""
     quantization: Literal["none", "int8", "int4"] = "int8"
     """Weights of the draft model: drafts need speed, not bits, and int8 was the fastest at one row."""
     max_draft_tokens: int = Field(default=32, ge=1, le=MAX_DRAFT_NODES)

@@ -126,11 +126,6 @@ class ResumeMismatchError(SpecdecError):
     status = "FAILED_PRECONDITION"
 
 
-class WrongRoleError(SpecdecError):
-    reason = "WRONG_ROLE"
-    status = "FAILED_PRECONDITION"
-
-
 class AttachRefusedError(SpecdecError):
     """The verifier refused a drafter; `refusal` in the metadata is the name of an AttachRefusal."""
 

@@ -4,6 +4,7 @@ A draft is advice about positions. Between its making and its arrival the verifi
 beyond `committed_length` is of use, and only if its head is what was committed meanwhile.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 from specdec.decoding.draft import DraftTokens, check_draft
@@ -30,7 +31,15 @@ def draft_tokens(draft: Draft) -> DraftTokens:
     )
 
 
-def align(draft: Draft, committed_token_ids: Sequence[int]) -> DraftTokens | DropReason:
+@dataclasses.dataclass(frozen=True)
+class AlignedDraft:
+    """A part of a draft; `nodes[i]` is the drafter's own number of the part's node i."""
+
+    tokens: DraftTokens
+    nodes: Sequence[int]
+
+
+def align(draft: Draft, committed_token_ids: Sequence[int]) -> AlignedDraft | DropReason:
     """The part of a draft that lies beyond the committed tokens, or why there is none.
 
     An empty draft at `committed_length` is of use: it says that there is no guess and nothing to wait for.
@@ -40,21 +49,22 @@ def align(draft: Draft, committed_token_ids: Sequence[int]) -> DraftTokens | Dro
         return DropReason.TOO_EARLY
     tokens = draft_tokens(draft)
     if draft.start_position == committed_length:
-        return tokens
+        return AlignedDraft(tokens, range(len(tokens.token_ids)))
     head = committed_token_ids[draft.start_position :]
     return _tail_of_tree(tokens, head) if tokens.parent_indices else _tail_of_chain(tokens, head)
 
 
-def _tail_of_chain(tokens: DraftTokens, head: Sequence[int]) -> DraftTokens | DropReason:
+def _tail_of_chain(tokens: DraftTokens, head: Sequence[int]) -> AlignedDraft | DropReason:
     overlap = min(len(head), len(tokens.token_ids))
     if list(head[:overlap]) != list(tokens.token_ids[:overlap]):
         return DropReason.HEAD_DIFFERS
     if len(tokens.token_ids) <= len(head):
         return DropReason.TOO_LATE
-    return _chain_slice(tokens, len(head), len(tokens.token_ids))
+    nodes = range(len(head), len(tokens.token_ids))
+    return AlignedDraft(_chain_slice(tokens, nodes), nodes)
 
 
-def _tail_of_tree(tokens: DraftTokens, head: Sequence[int]) -> DraftTokens | DropReason:
+def _tail_of_tree(tokens: DraftTokens, head: Sequence[int]) -> AlignedDraft | DropReason:
     parents = tokens.parent_indices or ()
     root = -1
     for token_id in head:
@@ -72,16 +82,18 @@ def _tail_of_tree(tokens: DraftTokens, head: Sequence[int]) -> DraftTokens | Dro
     nodes = [node for node in kept if node != root]
     if not nodes:
         return DropReason.TOO_LATE
-    return _subtree(tokens, nodes, kept)
+    return AlignedDraft(_subtree(tokens, nodes, kept), nodes)
 
 
-def cut(tokens: DraftTokens, *, max_nodes: int, max_depth: int) -> DraftTokens:
+def cut(draft: AlignedDraft, *, max_nodes: int, max_depth: int) -> AlignedDraft:
     """The draft within `max_nodes` nodes and `max_depth` tokens from root to leaf, in the order of the draft.
 
     Parents stand before their children, so what stays is a tree again; siblings stay in the order they were drawn.
     """
+    tokens = draft.tokens
     if tokens.parent_indices is None:
-        return _chain_slice(tokens, 0, max(0, min(max_nodes, max_depth, len(tokens.token_ids))))
+        kept = range(max(0, min(max_nodes, max_depth, len(tokens.token_ids))))
+        return AlignedDraft(_chain_slice(tokens, kept), draft.nodes[: len(kept)])
     new_index: dict[int, int] = {-1: -1}
     depth: dict[int, int] = {-1: 0}
     for node, parent in enumerate(tokens.parent_indices):
@@ -89,13 +101,13 @@ def cut(tokens: DraftTokens, *, max_nodes: int, max_depth: int) -> DraftTokens:
             new_index[node] = len(new_index) - 1
             depth[node] = depth[parent] + 1
     nodes = [node for node in new_index if node >= 0]
-    return _subtree(tokens, nodes, new_index)
+    return AlignedDraft(_subtree(tokens, nodes, new_index), [draft.nodes[node] for node in nodes])
 
 
-def _chain_slice(tokens: DraftTokens, start: int, end: int) -> DraftTokens:
+def _chain_slice(tokens: DraftTokens, places: range) -> DraftTokens:
+    part = slice(places.start, places.stop)
     return DraftTokens(
-        token_ids=tokens.token_ids[start:end],
-        draft_probs=tokens.draft_probs[start:end] if tokens.draft_probs else None,
+        token_ids=tokens.token_ids[part], draft_probs=tokens.draft_probs[part] if tokens.draft_probs else None
     )
 
 

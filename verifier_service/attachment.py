@@ -1,8 +1,6 @@
 """One drafter's attachment to one session, and the stream that carries it. Knows no tokens' meaning and no model."""
 
 import dataclasses
-import hashlib
-import hmac
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -15,11 +13,6 @@ MAX_REFUSED_DRAFTS = 16
 """A drafter whose drafts break the protocol this often in one attachment is detached."""
 
 AttachmentKey = tuple[SessionId, AttachmentId]
-
-
-def attach_key(attach_secret: bytes, attachment_id: AttachmentId) -> bytes:
-    """HMAC-SHA256(attach secret, attachment id as 8 big-endian bytes): proof that the owner sent the drafter."""
-    return hmac.digest(attach_secret, attachment_id.to_bytes(8, "big", signed=True), hashlib.sha256)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -47,6 +47,10 @@ class DeviceThread:
         """Queues a command that frees something. Never turned away: there is one for each thing that was taken."""
         self._commands.put(command)
 
+    def post(self, function: Callable[[], None]) -> None:
+        """Called on the device's thread: runs the function on the event loop, after everything that was sent before."""
+        self._outbox.append(function)
+
     def sink(self, mailbox: Mailbox[T]) -> Callable[[T], None]:
         """A function for the device's thread that puts items into a mailbox of the event loop's."""
 
@@ -74,11 +78,14 @@ class DeviceThread:
             self._flush()
 
     def _run_commands(self, wake_at: float | None) -> None:
-        """Runs every queued command; waits for the first one until `wake_at`."""
+        """Runs the commands that are queued now; waits for the first one until `wake_at`.
+
+        Not those that come meanwhile: a flood of commands must not keep the steps from running.
+        """
         wait_s = IDLE_POLL_S if wake_at is None else min(IDLE_POLL_S, wake_at - time.monotonic())
         try:
             command = self._commands.get(block=wait_s > 0, timeout=max(wait_s, 1e-4))
-            while True:
+            for _ in range(self._commands.qsize() + 1):
                 try:
                     command()
                 except Exception:

@@ -4,10 +4,12 @@ Each Draft gets exactly one of Verdict, Dropped and Refused. A drafter is not tr
 checked here, and what is wrong harms its own session's speed alone.
 """
 
+import dataclasses
 import hmac
 from collections.abc import Callable, Sequence
 
 from specdec import PROTOCOL_VERSION
+from specdec.attach_key import attach_key
 from specdec.ids import AttachmentId, SessionId, digest_tokens
 from specdec.messages import (
     Addressed,
@@ -37,7 +39,6 @@ from verifier_service.attachment import (
     Attachment,
     DrafterStream,
     PendingDraft,
-    attach_key,
 )
 from verifier_service.observer import EngineObserver
 from verifier_service.session import TargetLimits, VerifierSession
@@ -92,7 +93,8 @@ class Drafters:
         if session is None or refusal is not None:
             refusal = refusal or AttachRefusal.UNKNOWN_SESSION
             stream.send(Addressed(session_id, attachment_id, AttachRefused(refusal, _refusal_text(refusal))))
-            if session is not None and refusal is not AttachRefusal.BAD_KEY:
+            if session is not None and refusal is not AttachRefusal.BAD_KEY and session.is_news(attachment_id):
+                session.last_refused_id = attachment_id
                 session.sink(AttachmentChange(attachment_id, AttachmentState.REFUSED, refusal=refusal))
             return
         if session.attachment is not None:
@@ -159,7 +161,10 @@ class Drafters:
             self._refuse(stream, session_id, attachment_id, attachment, draft, refusal, "the draft breaks a rule")
             return
         now = self._clock()
-        pending = PendingDraft(draft, now, _round_trip_s(attachment, draft, now))
+        silence_s = None if attachment.last_told_at is None else now - attachment.last_told_at
+        if silence_s is not None:  # a drafter cannot have drafted for longer than it was silent
+            draft = dataclasses.replace(draft, draft_time_s=min(draft.draft_time_s, silence_s))
+        pending = PendingDraft(draft, now, None if silence_s is None else silence_s - draft.draft_time_s)
         if draft.epoch != attachment.epoch:
             self.drop(session, pending, DropReason.STALE_EPOCH)
         elif draft.draft_sequence <= attachment.last_sequence:
@@ -172,6 +177,12 @@ class Drafters:
                 self.drop(session, superseded, DropReason.SUPERSEDED)
 
     # --- To drafters -------------------------------------------------------------------------------------------------
+
+    def drop_pending(self, session: VerifierSession, pending: PendingDraft, reason: DropReason) -> None:
+        """Answers the draft that waits, which turned out to be of no use."""
+        if session.attachment is not None:
+            session.attachment.pending = None
+        self.drop(session, pending, reason)
 
     def drop(self, session: VerifierSession, pending: PendingDraft, reason: DropReason) -> None:
         """Answers a draft that is of no use, with what its drafter needs next."""
@@ -207,6 +218,7 @@ class Drafters:
             advance = Advance(session.round, base_position, untold, session.committed_length, budget, finish_reason)
             self._send(attachment, advance)
             return
+        attachment.pending = None
         verdict = Verdict(
             draft_sequence=answers.draft.draft_sequence,
             round=session.round,
@@ -230,8 +242,8 @@ class Drafters:
         if session is not None and session.attachment is attachment:
             if attachment.pending is not None:
                 ended = reason is DetachReason.SESSION_ENDED
-                self.drop(session, attachment.pending, DropReason.SESSION_ENDED if ended else DropReason.DETACHED)
-                attachment.pending = None
+                reason_to_drop = DropReason.SESSION_ENDED if ended else DropReason.DETACHED
+                self.drop_pending(session, attachment.pending, reason_to_drop)
             session.attachment = None
             session.sink(AttachmentChange(attachment.attachment_id, AttachmentState.DETACHED, detach_reason=reason))
         attachment.stream.end(attachment)
@@ -271,12 +283,6 @@ def _untold(session: VerifierSession, attachment: Attachment) -> Sequence[int]:
     untold = session.token_ids[attachment.told_length :]
     attachment.told_length = session.committed_length
     return untold
-
-
-def _round_trip_s(attachment: Attachment, draft: Draft, now: float) -> float | None:
-    if attachment.last_told_at is None:
-        return None
-    return max(0.0, now - attachment.last_told_at - draft.draft_time_s)
 
 
 def _refusal_text(refusal: AttachRefusal) -> str:

@@ -16,7 +16,6 @@ from specdec.decoding.acceptance import accept
 from specdec.decoding.processing import process_logits
 from specdec.errors import (
     DrainingError,
-    FencedError,
     OverloadedError,
     SessionExistsError,
     SpecdecError,
@@ -28,7 +27,6 @@ from specdec.messages import (
     Draining,
     Fenced,
     Load,
-    Numerics,
     Opened,
     OpenSession,
     RoundStatistics,
@@ -99,10 +97,6 @@ class Engine:
             clock=clock,
         )
 
-    @property
-    def numerics(self) -> Numerics:
-        return self._runner.numerics
-
     def load(self) -> Load:
         """How busy the engine is. May be called from any thread: it works on a copy."""
         active, waiting = list(self._active.values()), list(self._waiting)
@@ -117,11 +111,12 @@ class Engine:
 
     def open_session(self, command: OpenSession, prompt_token_ids: Sequence[int], sink: SessionSink) -> None:
         """Takes a session on and answers Opened, Fenced or an error through its sink."""
+        known_epoch, known_nonce = self._owner(command.session_id)
+        if command.epoch < known_epoch or (command.epoch == known_epoch and command.owner_nonce != known_nonce):
+            sink(Fenced(known_epoch))
+            return
         try:
             session = self._new_session(command, prompt_token_ids, sink)
-        except FencedError:
-            sink(Fenced(self._owners[command.session_id][0]))
-            return
         except SpecdecError as error:
             sink(error)
             return
@@ -143,10 +138,10 @@ class Engine:
             self._waiting.append(session)
             self._admit()
 
-    def close_session(self, session_id: SessionId, epoch: Epoch, owner_nonce: bytes) -> None:
-        """Frees a session whose owner is gone. One that has another owner by now stays."""
+    def close_session(self, session_id: SessionId, sink: SessionSink) -> None:
+        """Frees the session that was opened with this sink, since nobody reads it any more. Another one stays."""
         session = self._find(session_id)
-        if session is not None and (session.epoch, session.owner_nonce) == (epoch, owner_nonce):
+        if session is not None and session.sink is sink:
             self._release(session)
             self._admit()
 
@@ -161,13 +156,11 @@ class Engine:
             raise DrainingError("the verifier is draining")
         if command.spec.model not in ("", self._model_name):
             raise UnknownModelError(f"this verifier holds {self._model_name}", model=self._model_name)
-        known_epoch, known_nonce = self._owners.get(command.session_id, (Epoch(0), b""))
-        if command.epoch < known_epoch or (command.epoch == known_epoch and command.owner_nonce != known_nonce):
-            raise FencedError("another owner holds the session")
         before = self._find(command.session_id)
         if before is not None and before.epoch == command.epoch:
             raise SessionExistsError("this owner has the session open already")
-        if len(self._waiting) >= self._limits.max_waiting_sessions and before is None:
+        no_room = len(self._active) >= self._limits.max_sessions
+        if no_room and len(self._waiting) >= self._limits.max_waiting_sessions and before is None:
             raise OverloadedError("too many sessions wait", retry_after_s=OVERLOAD_RETRY_S)
         committed = command.committed_token_ids or prompt_token_ids
         command = (
@@ -195,6 +188,13 @@ class Engine:
         if found is not None:
             return found
         return next((session for session in self._waiting if session.session_id == session_id), None)
+
+    def _owner(self, session_id: SessionId) -> tuple[Epoch, bytes]:
+        """Highest epoch seen and its nonce; those of an open session are never forgotten."""
+        session = self._find(session_id)
+        if session is not None:
+            return session.epoch, session.owner_nonce
+        return self._owners.get(session_id, (Epoch(0), b""))
 
     def _remember_owner(self, session: VerifierSession) -> None:
         self._owners[session.session_id] = (session.epoch, session.owner_nonce)
@@ -227,22 +227,26 @@ class Engine:
         """
         plan = plan_step(self._policy, list(self._active.values()), self._clock())
         for session, pending, reason in plan.dropped:
-            self.drafters.drop(session, pending, reason)
+            self.drafters.drop_pending(session, pending, reason)
         if not plan.rows:
             return plan.next_deadline
         started_at = self._clock()
-        for rows in plan.rows:
-            self._take_pending(rows, started_at)
+        planned = [rows for rows in plan.rows if self._make_ready(rows, started_at)]
+        if planned:
+            self._run(planned, started_at)
+        self._admit()
+        return 0.0
+
+    def _run(self, planned: Sequence[SessionRows], started_at: float) -> None:
         try:
-            logits = self._runner.forward([_runner_rows(rows) for rows in plan.rows])
+            logits = self._runner.forward([_runner_rows(rows) for rows in planned])
         except Exception:
-            log.exception("forward failed", extra={"num_sessions": len(plan.rows)})
-            for rows in plan.rows:
+            log.exception("forward failed", extra={"num_sessions": len(planned)})
+            for rows in planned:
                 self._fail(rows.session)
-            self._admit()
-            return 0.0
+            return
         forward_time_s = self._clock() - started_at
-        for rows, session_logits in zip(plan.rows, logits, strict=True):
+        for rows, session_logits in zip(planned, logits, strict=True):
             self._active.move_to_end(rows.session.session_id)
             if not rows.is_round:
                 continue
@@ -251,19 +255,21 @@ class Engine:
             except Exception:
                 log.exception("round failed", extra={"session_id": rows.session.session_id})
                 self._fail(rows.session)
-        self._admit()
-        return 0.0
 
-    def _take_pending(self, rows: SessionRows, started_at: float) -> None:
+    def _make_ready(self, rows: SessionRows, started_at: float) -> bool:
+        """Prepares a session for the forward. False where its cache cannot grow: it alone ends."""
         session = rows.session
+        try:
+            session.cache.reserve(session.cache.length + rows.num_rows)
+        except (MemoryError, RuntimeError, ValueError):
+            log.exception("no room for a session's cache", extra={"session_id": session.session_id})
+            self._fail(session)
+            return False
         if session.last_commit_at is None:
             session.last_commit_at = started_at
-        if session.attachment is None:
-            return
-        if rows.answers is not None:
-            session.attachment.pending = None
-        elif rows.fallback_decode:
+        if session.attachment is not None and rows.fallback_decode:
             session.attachment.delivers = False
+        return True
 
     def _fail(self, session: VerifierSession) -> None:
         session.sink(SpecdecError("the round failed"))
@@ -307,7 +313,7 @@ class Engine:
             session,
             rows.answers,
             base_position,
-            acceptance.accepted_node_indices[:num_accepted] if rows.draft.parent_indices is not None else (),
+            rows.drafters_nodes(acceptance.accepted_node_indices[:num_accepted]),
             num_accepted,
             ended.finish_reason,
         )

@@ -23,6 +23,10 @@ from verifier_service.target import Target, start_target
 log = structlog.get_logger(__name__)
 
 DRAIN_POLL_S = 0.05
+LAST_FRAMES_S = 1.0
+"""For the last frames of streams that have ended already."""
+LAST_STEP_S = 5.0
+"""For a forward pass that is running."""
 
 
 async def serve(settings: VerifierSettings) -> None:
@@ -52,9 +56,10 @@ async def serve(settings: VerifierSettings) -> None:
                 await _drain(servicer, servicer.target, server, settings.drain_grace_s)
         finally:
             stop.cancel()
-            await server.stop(settings.drain_grace_s if loading.done() else 0.0)
+            servicer.end_verify_streams()
+            await server.stop(LAST_FRAMES_S if loading.done() else 0.0)
             if servicer.target is not None:
-                await servicer.target.device.stop(settings.drain_grace_s)
+                await servicer.target.device.stop(LAST_STEP_S)
     log.info("stopped")
 
 

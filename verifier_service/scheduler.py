@@ -1,7 +1,7 @@
 """Choose the rows of the next forward. Pure: sessions and the time go in, a plan comes out.
 
-Sessions whose round can start come first, oldest first; what is left of the row budget goes to prefill, so that a long
-prompt never keeps running sessions waiting for more than one step.
+Sessions whose round can start come first, oldest first; what is left of the row budget goes to prefill, and a share of
+it always, so that neither keeps the other waiting.
 """
 
 import dataclasses
@@ -14,6 +14,8 @@ from verifier_service.attachment import PendingDraft
 from verifier_service.session import VerifierSession
 
 NO_DRAFT = DraftTokens()
+PREFILL_SHARE = 4
+"""One row in so many is kept for prompts while there are any, so that running sessions never starve a new one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +38,17 @@ class SessionRows:
     num_prefill: int
     is_round: bool
     draft: DraftTokens = NO_DRAFT
+    draft_nodes: Sequence[int] = ()
     answers: PendingDraft | None = None
     fallback_decode: bool = False
+
+    @property
+    def num_rows(self) -> int:
+        return self.num_prefill + len(self.draft.token_ids)
+
+    def drafters_nodes(self, nodes: Sequence[int]) -> Sequence[int]:
+        """Nodes of a tree in the drafter's own numbering, which alignment and cutting changed; none for a chain."""
+        return () if self.draft.parent_indices is None else [self.draft_nodes[node] for node in nodes]
 
     @property
     def paths(self) -> list[list[int]]:
@@ -67,12 +78,11 @@ def plan_step(policy: SchedulerPolicy, sessions: Sequence[VerifierSession], now:
     rows: list[SessionRows] = []
     dropped: list[tuple[VerifierSession, PendingDraft, DropReason]] = []
     deadlines: list[float] = []
-    rows_left = policy.max_step_rows
-    prefills: list[VerifierSession] = []
+    prefills = [session for session in sessions if session.num_uncached > 1]
+    reserved = max(1, policy.max_step_rows // PREFILL_SHARE) if prefills and policy.max_step_rows > 1 else 0
+    rows_left = policy.max_step_rows - reserved
     for session in sessions:
-        num_uncached = session.committed_length - session.cache.length
-        if num_uncached > 1:
-            prefills.append(session)
+        if session.num_uncached > 1:
             continue
         if rows_left == 0:
             deadlines.append(now)
@@ -82,13 +92,13 @@ def plan_step(policy: SchedulerPolicy, sessions: Sequence[VerifierSession], now:
             deadlines.append(round_rows)
             continue
         rows.append(round_rows)
-        rows_left -= round_rows.num_prefill + len(round_rows.draft.token_ids)
+        rows_left -= round_rows.num_rows
+    rows_left += reserved
     for session in prefills:
         if rows_left == 0:
             break
-        num_uncached = session.committed_length - session.cache.length
-        num_rows = min(num_uncached, rows_left)
-        rows.append(SessionRows(session, num_rows, is_round=num_rows == num_uncached))
+        num_rows = min(session.num_uncached, rows_left)
+        rows.append(SessionRows(session, num_rows, is_round=num_rows == session.num_uncached))
         rows_left -= num_rows
     return StepPlan(rows, dropped, min(deadlines, default=None))
 
@@ -111,14 +121,13 @@ def _plan_round(
         if not isinstance(aligned, DropReason):
             max_nodes = min(draft_budget(policy, session, num_active_sessions), rows_left - 1)
             draft = cut(aligned, max_nodes=max_nodes, max_depth=session.num_tokens_left - 1)
-            return SessionRows(session, 1, is_round=True, draft=draft, answers=pending)
-        attachment.pending = None
+            return SessionRows(session, 1, is_round=True, draft=draft.tokens, draft_nodes=draft.nodes, answers=pending)
         dropped.append((session, pending, aligned))
     if draft_budget(policy, session, num_active_sessions) == 0 or not attachment.delivers:
         return SessionRows(session, 1, is_round=True, fallback_decode=not attachment.delivers)
     wanted_wait_s = session.spec.speculation.max_draft_wait_s
-    wait_s = policy.draft_wait_s if wanted_wait_s is None else wanted_wait_s
-    deadline = (now if session.ready_at is None else session.ready_at) + wait_s
+    wait_s = policy.draft_wait_s if wanted_wait_s is None else min(wanted_wait_s, policy.draft_wait_s)
+    deadline = now if session.ready_at is None else session.ready_at + wait_s  # the first round waits for nobody
     if now < deadline:
         return deadline
     return SessionRows(session, 1, is_round=True, fallback_decode=True)

@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 
 SESSION_MAILBOX_CAPACITY = 1024
 STREAM_MAILBOX_CAPACITY = 8192
+MAX_COMMANDS_PER_STREAM = 64
+"""Messages of one drafter that may wait for the device's thread; more are left in the connection."""
 
 ServicerContext = aio.ServicerContext[Any, Any]
 
@@ -50,6 +52,12 @@ class VerifierServicer(VerifierServiceServicer):
     def __init__(self) -> None:
         self.target: Target | None = None
         self.draining = False
+        self._verify_streams: set[Mailbox[Addressed]] = set()
+
+    def end_verify_streams(self) -> None:
+        """Ends every drafter's stream after what is said already: a drafter keeps its stream open while it is idle."""
+        for mailbox in self._verify_streams:
+            mailbox.close()
 
     async def OpenSession(  # noqa: N802 - the name of the RPC
         self, request: pb.OpenSessionRequest, context: ServicerContext
@@ -72,8 +80,7 @@ class VerifierServicer(VerifierServiceServicer):
                 if isinstance(event, SessionFinished | Fenced):
                     return
         finally:
-            close = partial(target.engine.close_session, command.session_id, command.epoch, command.owner_nonce)
-            target.device.submit_release(close)
+            target.device.submit_release(partial(target.engine.close_session, command.session_id, sink))
 
     async def Verify(  # noqa: N802 - the name of the RPC
         self, request_iterator: AsyncIterator[pb.VerifyRequest], context: ServicerContext
@@ -82,11 +89,14 @@ class VerifierServicer(VerifierServiceServicer):
         mailbox: Mailbox[Addressed] = Mailbox(STREAM_MAILBOX_CAPACITY)
         stream = DrafterStream(target.device.sink(mailbox))
         reader = asyncio.create_task(_read(target, stream, mailbox, request_iterator))
+        self._verify_streams.add(mailbox)
         try:
             while (addressed := await mailbox.get()) is not None:
                 yield verify_response_to_pb(addressed)
-            await reader  # it has ended, and tells why if it was not the drafter who ended it
+            if reader.done():
+                reader.result()  # tells why it ended if it was not the drafter who ended it
         finally:
+            self._verify_streams.discard(mailbox)
             reader.cancel()
             target.device.submit_release(partial(target.engine.drafters.stream_broken, stream))
 
@@ -120,7 +130,22 @@ async def _tokenise(target: Target, command: OpenSession) -> list[int]:
 async def _read(
     target: Target, stream: DrafterStream, mailbox: Mailbox[Addressed], requests: AsyncIterator[pb.VerifyRequest]
 ) -> None:
-    """Hands a drafter's messages to the device's thread until the drafter ends its half of the stream."""
+    """Hands a drafter's messages to the device's thread until the drafter ends its half of the stream.
+
+    Every draft that was handed over is answered before the stream ends.
+    """
+    credit = asyncio.Semaphore(MAX_COMMANDS_PER_STREAM)
+
+    def receive(addressed: Addressed) -> None:
+        try:
+            target.engine.drafters.receive(stream, addressed)
+        finally:
+            target.device.post(credit.release)
+
+    def end() -> None:
+        target.engine.drafters.stream_broken(stream)
+        target.device.post(mailbox.close)
+
     try:
         async for request in requests:
             try:
@@ -131,9 +156,10 @@ async def _read(
                 if answer is not None:
                     mailbox.put(answer)
                 continue
-            target.device.submit(partial(target.engine.drafters.receive, stream, addressed))
+            await credit.acquire()
+            target.device.submit(partial(receive, addressed))
     finally:
-        mailbox.close()
+        target.device.submit_release(end)
 
 
 def _unreadable(request: pb.VerifyRequest, error: SpecdecError) -> Addressed | None:

@@ -77,7 +77,10 @@ class VerifierSession:
         self.round = Round(0)
         self.attachment: Attachment | None = None
         self.last_attachment_id = AttachmentId(0)
-        self.tally = SpeculationTally(disabled_reason="REQUESTED" if command.spec.speculation.disabled else "")
+        self.last_refused_id = AttachmentId(0)
+        speculation = command.spec.speculation
+        is_off = speculation.disabled or speculation.max_draft_tokens == 0
+        self.tally = SpeculationTally(disabled_reason="REQUESTED" if is_off else "")
         self.ready_at: float | None = None
         self.last_commit_at: float | None = None
         self.end_token_ids = _end_token_ids(command.spec, limits)
@@ -90,6 +93,11 @@ class VerifierSession:
         return len(self.token_ids)
 
     @property
+    def num_uncached(self) -> int:
+        """Committed tokens that are not in the cache; 1 once the prompt is prefilled."""
+        return len(self.token_ids) - self.cache.length
+
+    @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.prompt_length
 
@@ -97,6 +105,10 @@ class VerifierSession:
     def num_tokens_left(self) -> int:
         """Output tokens that may still come."""
         return self.max_new_tokens - self.num_output_tokens
+
+    def is_news(self, attachment_id: AttachmentId) -> bool:
+        """Whether nothing was told of this attachment or a later one: who repeats himself fills no queue."""
+        return attachment_id > max(self.last_attachment_id, self.last_refused_id)
 
     def end(self, token_ids: Sequence[int]) -> EndedTokens:
         """Cuts a round's tokens at the first end: a stop token, a stop string or the token limit (contract L4).
@@ -135,8 +147,9 @@ class VerifierSession:
 
 
 def _end_token_ids(spec: GenerationSpec, limits: TargetLimits) -> frozenset[int]:
+    """Without padding rows, which are never produced."""
     own = frozenset() if spec.stop.ignore_end_of_sequence else limits.end_token_ids
-    return own | frozenset(spec.stop.stop_token_ids)
+    return frozenset(token_id for token_id in own.union(spec.stop.stop_token_ids) if token_id < limits.num_real_tokens)
 
 
 def check_request(

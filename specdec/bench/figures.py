@@ -66,13 +66,10 @@ def acceptance_rate_per_position(generations: Sequence[Generation]) -> list[floa
 
 
 def acceptance_length(generations: Sequence[Generation]) -> float | None:
-    lengths = [
-        statistic.num_accepted_tokens + (statistic.next_token_kind is not None)
-        for generation in generations
-        for statistic in generation.rounds
-        if statistic.num_draft_tokens > 0
-    ]
-    return statistics.fmean(lengths) if lengths else None
+    """Accepted tokens of a round that had a draft, and one for the next token."""
+    num_drafts = sum(generation.statistics.num_drafts for generation in generations)
+    num_accepted_tokens = sum(generation.statistics.num_accepted_tokens for generation in generations)
+    return 1 + num_accepted_tokens / num_drafts if num_drafts else None
 
 
 def round_ms(generations: Sequence[Generation]) -> dict[str, float | None]:

@@ -103,7 +103,8 @@ def orchestrator(
 def _serve(role: str, options: dict[str, Any]) -> None:
     with told_in_one_line():
         settings = read_settings(role, options)
-        require_loopback(settings.listen, insecure_bind=settings.insecure_bind)
+        require_loopback("--listen", settings.listen, insecure_bind=settings.insecure_bind)
+        require_loopback("--metrics", settings.metrics, insecure_bind=settings.insecure_bind)
         run_role(_role_module(role).serve(settings))
 
 
@@ -123,12 +124,12 @@ def read_settings(role: str, options: dict[str, Any]) -> Any:
         raise UsageError(_describe(error)) from None
 
 
-def require_loopback(listen: str, *, insecure_bind: bool) -> None:
+def require_loopback(option: str, listen: str, *, insecure_bind: bool) -> None:
     """Raises UsageError for an address that other machines reach, unless that was asked for."""
     from specdec.config import is_loopback
 
     if not (insecure_bind or is_loopback(listen)):
-        raise UsageError(f"--listen: {listen} can be reached from other machines without TLS; add --insecure-bind")
+        raise UsageError(f"{option}: {listen} can be reached from other machines without TLS; add --insecure-bind")
 
 
 def _role_module(role: str) -> Any:

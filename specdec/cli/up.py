@@ -61,7 +61,7 @@ def up(
         except ValueError as error:
             raise UsageError(str(error)) from None
         _require_free(listen)
-        require_loopback(listen, insecure_bind=insecure_bind)
+        require_loopback("--listen", listen, insecure_bind=insecure_bind)
         asyncio.run(_run(options, verbose=verbose))
 
 

@@ -50,7 +50,7 @@ def run_self_check(runner: ModelRunner) -> SelfCheck:
     passed = not comparisons.failures
     return SelfCheck(
         passed=passed,
-        max_rows=runner.max_rows,
+        max_rows=runner.body_counts.largest,
         safe_row_counts=runner.body_counts.counts,
         num_comparisons=comparisons.num_comparisons,
         detail=f"{comparisons.num_comparisons} rows bitwise equal" if passed else "; ".join(comparisons.failures),

@@ -2,12 +2,13 @@
 
 import asyncio
 import hashlib
-import hmac
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from specdec import PROTOCOL_VERSION
+from specdec.attach_key import attach_key
+from specdec.ids import AttachmentId
 from specdec.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 from specdec.wire.channel import open_channel
 
@@ -83,7 +84,7 @@ class HandDrafter:
 
     def attach(self, session: HandSession, attachment_id: int = 1, **changes: Any) -> None:
         secret = session.opened.attach_secret if session.opened else b""
-        key = hmac.digest(secret, attachment_id.to_bytes(8, "big"), hashlib.sha256)
+        key = attach_key(secret, AttachmentId(attachment_id))
         fields = {
             "epoch": session.epoch,
             "attach_key": key,

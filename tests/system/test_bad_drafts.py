@@ -8,7 +8,8 @@ from tests.system.hand_drafter import HandDrafter, HandSession, verifier_stub
 
 pytestmark = [pytest.mark.system, pytest.mark.asyncio(loop_scope="module")]
 
-NUM_TOKENS = 24
+NUM_TOKENS = 200
+"""Enough that a session is still running when a draft arrives."""
 pb = verifier_pb2
 
 
@@ -43,7 +44,7 @@ async def target_only(stub) -> list[int]:
 
 
 async def attached(stub, spec=None, **attach):
-    """A session that waits for this drafter: its rounds begin when it has sent a draft."""
+    """A running session and its drafter, with the verifier's answer to the attach."""
     session = HandSession(stub, spec or greedy_spec())
     await session.open()
     drafter = HandDrafter(stub)
@@ -107,8 +108,9 @@ async def test_a_duplicate_round_is_dropped(verifier):
     start = answer.start_position + len(answer.committed_token_ids)
     sequence = drafter.draft(session, expected[:2], start)
     drafter.draft(session, expected[:2], start, draft_sequence=sequence)
-    reasons = {(await drafter.answer("verdict", "dropped")).DESCRIPTOR.name for _ in range(2)}
-    assert "Dropped" in reasons
+    answers = [await drafter.answer("verdict", "dropped") for _ in range(2)]
+    assert {answer.draft_sequence for answer in answers} == {sequence}
+    assert pb.DROP_REASON_DUPLICATE in [getattr(answer, "reason", None) for answer in answers]
     assert await session.read_to_end() == expected
     drafter.end()
 
@@ -131,8 +133,8 @@ async def test_a_message_without_content_and_one_without_an_address_hurt_nobody(
     drafter.draft(nameless, [1], 0)
     assert (await drafter.answer("refused")).reason == pb.REFUSAL_REASON_UNKNOWN_ATTACHMENT
     start = answer.start_position + len(answer.committed_token_ids)
-    drafter.draft(session, expected[:2], start)
-    assert (await drafter.answer("verdict", "dropped")) is not None
+    sequence = drafter.draft(session, expected[:2], start)
+    assert (await drafter.answer("verdict", "dropped")).draft_sequence == sequence
     assert await session.read_to_end() == expected
     drafter.end()
 
@@ -181,3 +183,21 @@ async def test_sessions_on_one_stream_are_not_disturbed_by_a_hostile_one(verifie
     assert await victim.read_to_end() == expected
     assert await hostile.read_to_end() == expected
     drafter.end()
+
+
+async def test_a_draft_time_beyond_what_the_wire_can_say_hurts_nobody(verifier):
+    expected = await target_only(verifier)
+    session, drafter, answer = await attached(verifier)
+    start = answer.start_position + len(answer.committed_token_ids)
+    drafter.draft(session, [], start, draft_time={"seconds": 315_576_000_000, "nanos": 999_999_999})
+    assert await session.read_to_end() == expected
+    drafter.end()
+
+
+async def test_drafts_handed_over_before_the_drafter_ends_its_half_are_answered(verifier):
+    session, drafter, answer = await attached(verifier)
+    start = answer.start_position + len(answer.committed_token_ids)
+    sequence = drafter.draft(session, [1, 2], start)
+    drafter.end()
+    assert (await drafter.answer("verdict", "dropped")).draft_sequence == sequence
+    session.leave()

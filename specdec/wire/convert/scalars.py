@@ -29,9 +29,10 @@ def optional_duration_to_pb(seconds: float | None) -> Duration | None:
 
 def duration_from_pb(duration: Duration, field: str) -> float:
     """Seconds; raises InvalidParameterError where it is negative or its parts are out of range."""
-    if not (0 <= duration.seconds <= MAX_DURATION_S and 0 <= duration.nanos < NANOS_PER_S):
+    seconds = duration.seconds + duration.nanos / NANOS_PER_S
+    if not (duration.seconds >= 0 and 0 <= duration.nanos < NANOS_PER_S and seconds <= MAX_DURATION_S):
         raise InvalidParameterError(f"{field}: must be a duration of at least 0", field=field)
-    return duration.seconds + duration.nanos / NANOS_PER_S
+    return seconds
 
 
 def timestamp_to_pb(unix_s: float) -> Timestamp:

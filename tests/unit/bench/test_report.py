@@ -67,7 +67,7 @@ def test_acceptance_counts_draft_tokens_alone_and_its_length_the_next_token_too(
     run = build_report(recording(prompt_record("a", "qa", plain([1]), {"ngram": speculative([1], rounds)})))["runs"][0]
     assert run["acceptance_rate"] == pytest.approx(4 / 7)
     assert run["acceptance_rate_per_position"] == [1.0, 0.5, 0.0, 0.0]
-    assert run["acceptance_length"] == pytest.approx((2 + 3 + 1) / 3)  # the last round ended at an accepted token
+    assert run["acceptance_length"] == pytest.approx((2 + 3 + 2) / 3)
 
 
 def test_round_times_leave_out_the_prefill_and_rounds_without_a_draft() -> None:

@@ -42,7 +42,7 @@ def test_a_verifier_without_a_model_is_told_so() -> None:
 
 
 def test_other_machines_are_let_in_only_when_asked() -> None:
-    roles.require_loopback("127.0.0.1:1", insecure_bind=False)
-    roles.require_loopback("0.0.0.0:1", insecure_bind=True)
+    roles.require_loopback("--listen", "127.0.0.1:1", insecure_bind=False)
+    roles.require_loopback("--listen", "0.0.0.0:1", insecure_bind=True)
     with pytest.raises(UsageError, match="insecure-bind"):
-        roles.require_loopback("0.0.0.0:1", insecure_bind=False)
+        roles.require_loopback("--listen", "0.0.0.0:1", insecure_bind=False)

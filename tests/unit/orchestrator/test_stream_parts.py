@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from orchestrator.attachments import attach_key
 from orchestrator.outbox import Outbox
 from orchestrator.prefix import TokenPrefix
 from orchestrator.record import decode_request, decode_tokens, encode_request, encode_tokens, record_keys
+from specdec.attach_key import attach_key
 from specdec.errors import SlowReaderError, VerifierLostError
 from specdec.ids import AttachmentId, SessionId, digest_tokens
 from specdec.messages import Delta, RoundStatistics

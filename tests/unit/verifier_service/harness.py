@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from specdec import PROTOCOL_VERSION
+from specdec.attach_key import attach_key
 from specdec.errors import SpecdecError
 from specdec.ids import AttachmentId, DraftSequence, Epoch, SessionId, digest_tokens
 from specdec.messages import (
@@ -24,11 +25,13 @@ from specdec.messages import (
 )
 from specdec.model.runner import Rows
 from specdec.params import GenerationSpec, SamplingParams, SpeculationOptions, StopCriteria
-from verifier_service.attachment import DrafterStream, attach_key
+from verifier_service.attachment import DrafterStream
 from verifier_service.engine import Engine, EngineLimits
 from verifier_service.scheduler import SchedulerPolicy
 
 VOCABULARY_SIZE = 24
+NUM_REAL_TOKENS = VOCABULARY_SIZE - 2
+"""The last two rows are padding."""
 END_TOKEN_ID = 0
 NONCE = b"n" * 16
 
@@ -39,6 +42,7 @@ class PrefixCache:
     def __init__(self) -> None:
         self.token_ids: list[int] = []
         self.freed = False
+        self.cannot_grow = False
 
     @property
     def length(self) -> int:
@@ -47,6 +51,10 @@ class PrefixCache:
     @property
     def num_bytes(self) -> int:
         return len(self.token_ids)
+
+    def reserve(self, num_slots: int) -> None:
+        if self.cannot_grow:
+            raise RuntimeError("out of memory")
 
     def rollback(self, length: int) -> None:
         del self.token_ids[length:]
@@ -68,10 +76,12 @@ class HashRunner:
 
     def __init__(self) -> None:
         self.num_forwards = 0
+        self.caches: list[PrefixCache] = []
         self.fails = False
 
     def new_cache(self) -> PrefixCache:
-        return PrefixCache()
+        self.caches.append(PrefixCache())
+        return self.caches[-1]
 
     def forward(self, batch: Sequence[Rows]) -> list[torch.Tensor]:
         self.num_forwards += 1
@@ -94,17 +104,18 @@ def prefix_logits(prefix: Sequence[int]) -> torch.Tensor:
     seed = int.from_bytes(hashlib.sha256(repr(list(prefix)).encode()).digest()[:7], "big")
     logits = 2 * torch.randn(VOCABULARY_SIZE, generator=torch.Generator().manual_seed(seed))
     logits[END_TOKEN_ID] -= 3
+    logits[NUM_REAL_TOKENS:] += 9  # what a model says of padding must not matter
     return logits
 
 
 class LetterTokenizer:
     """Token id 1 is "a", 2 is "b", and so on; 0 ends the output."""
 
-    vocabulary_size = VOCABULARY_SIZE
+    vocabulary_size = NUM_REAL_TOKENS
     end_token_ids = frozenset({END_TOKEN_ID})
     fingerprint = "letters"
 
-    pieces = (b"", *(bytes([ord("a") + token_id]) for token_id in range(VOCABULARY_SIZE - 1)))
+    pieces = (b"", *(bytes([ord("a") + token_id]) for token_id in range(NUM_REAL_TOKENS - 1)))
 
 
 @dataclasses.dataclass
@@ -135,6 +146,7 @@ class Session:
         self.nonce = nonce
         self.spec = spec
         self.events: list[SessionEvent | SpecdecError] = []
+        self.sink = self.events.append  # kept: a session is closed by the very sink that it was opened with
 
     def of(self, kind: type) -> list:
         return [event for event in self.events if isinstance(event, kind)]
@@ -255,11 +267,11 @@ class Bench:
         command = OpenSession(
             session.session_id, session.epoch, nonce, spec, committed, len(prompt) if committed else 0
         )
-        self.engine.open_session(command, prompt, session.events.append)
+        self.engine.open_session(command, prompt, session.sink)
         return session
 
     def close(self, session: Session) -> None:
-        self.engine.close_session(session.session_id, session.epoch, session.nonce)
+        self.engine.close_session(session.session_id, session.sink)
 
     def run(self, *sessions: Session, max_steps: int = 500) -> None:
         """Steps until every session has finished. Time moves only where the engine waits for it."""
@@ -279,7 +291,7 @@ def greedy_token_ids(prompt: Sequence[int], num_tokens: int) -> list[int]:
     """What the target alone gives, without an engine."""
     token_ids = list(prompt)
     for _ in range(num_tokens):
-        token_ids.append(int(prefix_logits(token_ids).argmax()))
+        token_ids.append(int(prefix_logits(token_ids)[:NUM_REAL_TOKENS].argmax()))
         if token_ids[-1] == END_TOKEN_ID:
             break
     return token_ids[len(prompt) :]

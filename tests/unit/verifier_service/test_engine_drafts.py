@@ -246,7 +246,7 @@ def test_a_request_may_forbid_waiting(bench, drafter):
         ({"epoch": 9}, "STALE_EPOCH"),
         ({"protocol_version": 99}, "PROTOCOL_VERSION"),
         ({"tokenizer_fingerprint": "another"}, "TOKENIZER_MISMATCH"),
-        ({"vocabulary_size": 23}, "VOCABULARY_MISMATCH"),
+        ({"vocabulary_size": 21}, "VOCABULARY_MISMATCH"),
         ({"vocabulary_size": 50_000}, "VOCABULARY_MISMATCH"),
         ({"context_limit": 3}, "CONTEXT_TOO_SHORT"),
         ({"known_length": 4}, "BAD_KNOWN_LENGTH"),
@@ -312,3 +312,55 @@ def test_the_limit_on_tokens_left_bounds_the_draft(bench, drafter):
     bench.step()
     assert session.of(Commit)[-1].statistics.num_draft_tokens <= 2
     assert session.finished
+
+
+def test_an_empty_promise_before_the_first_round_delays_it_by_nothing(bench, drafter):
+    """A draft that is dropped while the session waits for its first round, and silence after it."""
+    session = bench.open((5,))
+    drafter.attach(session)
+    drafter.draft(session, [1], start_position=9)
+    bench.run(session)
+    assert session.token_ids == greedy_token_ids((5,), 12)
+
+
+def test_a_failed_forward_still_answers_the_draft_that_was_in_it(bench, drafter, session):
+    sequence = drafter.draft(session, EXPECTED[1:3])
+    bench.runner.fails = True
+    bench.step()
+    assert only_answer(drafter, sequence).reason.value == "SESSION_ENDED"
+    assert drafter.detached == ["SESSION_ENDED"]
+
+
+def test_a_drafter_that_repeats_a_refused_attach_fills_no_queue(bench, drafter, session):
+    before = len(session.events)
+    for _ in range(50):
+        drafter.attach(session, 1)
+    for _ in range(50):
+        drafter.attach(session, 7, protocol_version=99)
+    assert len(session.events) == before + 1
+    assert finishes_unharmed(bench, session)
+
+
+def test_a_draft_time_is_never_longer_than_the_drafter_was_silent(bench, drafter, session):
+    bench.now += 0.25
+    drafter.draft(session, EXPECTED[1:3], draft_time_s=1e11)
+    bench.step()
+    statistics = session.of(Commit)[-1].statistics
+    assert (statistics.draft_time_s, statistics.round_trip_time_s) == (0.25, 0.0)
+
+
+def test_accepted_nodes_of_a_late_and_cut_tree_are_told_by_the_drafters_own_numbers(drafter):
+    bench = Bench(max_draft_tokens=2)
+    drafter.bench = bench
+    session = bench.open(PROMPT)
+    drafter.attach(session)
+    bench.step()
+    base, at = len(PROMPT) + len(session.token_ids), len(session.token_ids)
+    bench.step()
+    right, wrong = EXPECTED[at : at + 3], EXPECTED[at + 1] + 1
+    tokens = [wrong, right[0], wrong, right[1], right[2]]
+    sequence = drafter.draft(session, tokens, start_position=base, parent_indices=(-1, -1, 1, 1, 3))
+    bench.step()
+    verdict = only_answer(drafter, sequence)
+    assert list(verdict.accepted_node_indices) == [3]
+    assert finishes_unharmed(bench, session)

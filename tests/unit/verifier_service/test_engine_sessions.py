@@ -148,3 +148,57 @@ def test_more_committed_output_than_the_context_takes_ends_the_session_and_hurts
     assert full.finished
     bench.run(other)
     assert other.token_ids == greedy_token_ids(PROMPT, 12)
+
+
+def test_a_refused_second_open_does_not_close_the_first():
+    bench = Bench()
+    first, second = bench.open(PROMPT), bench.open(PROMPT)
+    bench.close(second)
+    bench.run(first)
+    assert first.token_ids == greedy_token_ids(PROMPT, 12)
+
+
+def test_without_a_waiting_queue_an_idle_verifier_still_takes_sessions():
+    bench = Bench(max_sessions=1, max_waiting_sessions=0)
+    first = bench.open(PROMPT, session_id="first")
+    assert error_of(bench.open(PROMPT, session_id="second")) == "OVERLOADED"
+    bench.run(first)
+
+
+def test_a_stop_token_among_the_padding_rows_is_no_fault_and_never_comes():
+    stop = StopCriteria(max_new_tokens=4, stop_token_ids=(23,), ignore_end_of_sequence=True)
+    bench = Bench()
+    session = bench.open(PROMPT, sampling=SamplingParams(temperature=0.0, min_tokens=2), stop=stop)
+    bench.run(session)
+    assert session.token_ids == greedy_token_ids(PROMPT, 4)
+
+
+def test_a_cache_that_cannot_grow_ends_its_own_session_alone():
+    bench = Bench()
+    doomed, other = (bench.open(PROMPT, session_id=name) for name in ("doomed", "other"))
+    bench.runner.caches[0].cannot_grow = True
+    bench.run(other)
+    assert error_of(doomed) == "INTERNAL"
+    assert other.token_ids == greedy_token_ids(PROMPT, 12)
+
+
+def test_a_new_prompt_is_served_while_running_sessions_want_every_row():
+    bench = Bench(max_step_rows=4, max_sessions=16)
+    stop = StopCriteria(max_new_tokens=60, ignore_end_of_sequence=True)
+    running = [bench.open((1 + i,), session_id=f"r{i}", stop=stop) for i in range(6)]
+    bench.step()
+    late = bench.open(PROMPT, session_id="late", stop=StopCriteria(max_new_tokens=1))
+    for _ in range(8):
+        bench.step()
+    assert late.finished
+    bench.run(*running)
+
+
+def test_the_owner_of_an_open_session_is_never_forgotten(monkeypatch):
+    monkeypatch.setattr("verifier_service.engine.MAX_REMEMBERED_OWNERS", 2)
+    bench = Bench()
+    session = bench.open(PROMPT, session_id="kept", epoch=5)
+    for index in range(4):
+        bench.close(bench.open(PROMPT, session_id=f"s{index}"))
+    assert bench.open(PROMPT, session_id="kept", epoch=4).events == [Fenced(5)]
+    bench.run(session)
