@@ -1,6 +1,7 @@
 """The drafter's process: bind, load, serve, leave every session, end."""
 
 import asyncio
+import os
 import time
 
 import structlog
@@ -27,6 +28,7 @@ async def serve(settings: DrafterSettings) -> None:
     Raises ModelLoadError where the model cannot be had, OSError where an address cannot be bound.
     """
     configure_logging("drafter", settings.log_level)
+    os.nice(settings.niceness)
     stopping = shutdown_signal()
     metrics = DrafterMetrics()
     device = DeviceThread()

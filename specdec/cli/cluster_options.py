@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 LOOPBACK = "127.0.0.1:0"
+DRAFTER_NICENESS = 5
+"""Drafters share their cores with the verifier here. A quarter of the time is theirs while the target reads a prompt;
+in the rounds that follow the verifier waits for them, and they have all of it."""
 PROPOSERS = ("ngram", "draft_model", "stacked", "none")
 _PROPOSERS_WITH_MODEL = ("draft_model", "stacked")
 
@@ -66,6 +69,7 @@ def verifier_arguments(options: ClusterOptions) -> list[str]:
 def drafter_arguments(options: ClusterOptions) -> list[str]:
     return [
         *("--proposer", options.proposer, "--listen", LOOPBACK, "--metrics", LOOPBACK),
+        *("--niceness", str(DRAFTER_NICENESS)),
         *_options(model=options.draft_model, quantization=options.quantization, device=options.device),
         *_options(threads=options.num_draft_threads),
     ]

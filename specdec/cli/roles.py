@@ -72,6 +72,7 @@ def drafter(
     cache_dir: CacheDir = None,
     max_draft_tokens: Annotated[int | None, typer.Option(help="Longest draft.")] = None,
     max_sessions: Annotated[int | None, typer.Option(help="Attached sessions.")] = None,
+    niceness: Annotated[int | None, typer.Option(help="Added to the process's nice value.")] = None,
     insecure_bind: InsecureBind = None,
     log_level: LogLevel = None,
     drain_grace_s: DrainGraceS = None,
