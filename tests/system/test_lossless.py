@@ -92,9 +92,11 @@ async def test_speculation_changes_no_token_under_any_parameter(cluster, samplin
 
 async def test_drafts_are_really_verified_and_some_are_accepted(cluster):
     """Otherwise the claims above would hold for a system that never speculates."""
-    speculative = (await answer(cluster, GREEDY, drafts=True, max_new_tokens=200))[2].speculative
+    one_token_only = SamplingParams(temperature=0.0, allowed_token_ids=(60,))
+    speculative = (await answer(cluster, one_token_only, drafts=True, max_new_tokens=200))[2].speculative
     assert speculative.num_draft_tokens > 0
     assert speculative.num_accepted_tokens > 0
+    assert speculative.num_rounds < 200
 
 
 @pytest.mark.parametrize("max_new_tokens", [1, 2, 3, 7])
