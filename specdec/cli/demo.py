@@ -69,6 +69,9 @@ def demo(
             report = {"model": model, "proposer": proposer, "prompts": [result.to_json() for result in results]}
             json_path.write_text(json.dumps(report, ensure_ascii=False) + "\n")
         num_different = sum(not result.identical for result in results)
+        print(f"\n{len(results) - num_different} of {len(results)} answers have identical token ids.")
+        if proposer == "ngram":
+            print("A lookup guesses from the text so far: it helps where an answer repeats its prompt or itself.")
         if num_different:
             fail(f"{num_different} of {len(results)} answers differ with speculation on", EXIT_FAILED)
 
@@ -86,6 +89,7 @@ async def _run(options: ClusterOptions, max_new_tokens: int, *, verbose: bool) -
         await client.wait_for_model(_MODEL_WAIT_S)
         await _answer(client, DEMO_PROMPTS[0], _WARM_UP_TOKENS, speculation=True)
         for index, prompt in enumerate(DEMO_PROMPTS):
+            print(f"\nprompt {index + 1} of {len(DEMO_PROMPTS)}, with speculation off and on ...", flush=True)
             answers = {}
             for speculation in (False, True) if index % 2 == 0 else (True, False):
                 answers[speculation] = await _answer(client, prompt, max_new_tokens, speculation=speculation)
@@ -114,5 +118,7 @@ def _show(result: DemoResult) -> None:
     alone, together = result.target_only.tokens_per_s, result.speculative.tokens_per_s
     verdict = "identical token ids" if result.identical else "TOKEN IDS DIFFER"
     print(f"\n> {result.prompt}\n\n{printable(result.speculative.text)}\n")
-    print(f"target only {alone:.1f} tokens/s, speculative {together:.1f} tokens/s; {accepted}; {verdict}")
+    print(
+        f"target only {alone:.1f} tokens/s, speculative {together:.1f} tokens/s ({together / alone:.2f} times); {accepted}; {verdict}"
+    )
     sys.stdout.flush()

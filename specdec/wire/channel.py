@@ -22,7 +22,10 @@ def open_channel(endpoint: str, wire: WireSettings | None = None) -> grpc.aio.Ch
             ("grpc.keepalive_permit_without_calls", 0),
             ("grpc.http2.max_pings_without_data", 0),
             ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.min_reconnect_backoff_ms", 5000),  # in truth how long one attempt may take; a busy peer needs a while
+            (
+                "grpc.min_reconnect_backoff_ms",
+                5000,
+            ),  # in truth how long one attempt may take; a busy peer needs a while
             ("grpc.max_reconnect_backoff_ms", round(wire.max_reconnect_backoff_s * 1000)),
             ("grpc.enable_retries", 0),  # retries are decided above, where an epoch can tell a repeated call
             ("grpc.service_config_disable_resolution", 1),
