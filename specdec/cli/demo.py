@@ -69,7 +69,7 @@ def demo(
             report = {"model": model, "proposer": proposer, "prompts": [result.to_json() for result in results]}
             json_path.write_text(json.dumps(report, ensure_ascii=False) + "\n")
         num_different = sum(not result.identical for result in results)
-        print(f"\n{len(results) - num_different} of {len(results)} answers have identical token ids.")
+        print(f"\n{len(results) - num_different} of {len(results)} answers are the same, token for token.")
         if proposer == "ngram":
             print("A lookup guesses from the text so far: it helps where an answer repeats its prompt or itself.")
         if num_different:
@@ -118,7 +118,6 @@ def _show(result: DemoResult) -> None:
     alone, together = result.target_only.tokens_per_s, result.speculative.tokens_per_s
     verdict = "identical token ids" if result.identical else "TOKEN IDS DIFFER"
     print(f"\n> {result.prompt}\n\n{printable(result.speculative.text)}\n")
-    print(
-        f"target only {alone:.1f} tokens/s, speculative {together:.1f} tokens/s ({together / alone:.2f} times); {accepted}; {verdict}"
-    )
+    speeds = f"target only {alone:.1f} tokens/s, speculative {together:.1f} tokens/s ({together / alone:.2f} times)"
+    print(f"{speeds}; {accepted}; {verdict}")
     sys.stdout.flush()
