@@ -28,8 +28,8 @@ class PendingDraft:
 class Attachment:
     """State of one attachment.
 
-    `told_length` counts the committed tokens that the drafter knows. A round waits for a draft only while `delivers`:
-    the drafter has sent one, and has not missed a wait since.
+    `told_length` counts the committed tokens that the drafter knows. `asked_at`: when it was first told something since
+    its last draft. A round waits for a draft only while `delivers`: the last one came within the wait.
     """
 
     session_id: SessionId
@@ -41,6 +41,7 @@ class Attachment:
     pending: PendingDraft | None = None
     delivers: bool = False
     num_refused: int = 0
+    asked_at: float | None = None
     last_told_at: float | None = None
 
     @property

@@ -56,6 +56,7 @@ class Drafters:
         budget_of: Callable[[VerifierSession], int],
         tokenizer_fingerprint: str,
         target: TargetLimits,
+        draft_wait_s: float,
         observer: EngineObserver,
         clock: Callable[[], float],
     ) -> None:
@@ -63,6 +64,7 @@ class Drafters:
         self._budget_of = budget_of
         self._tokenizer_fingerprint = tokenizer_fingerprint
         self._target = target
+        self._draft_wait_s = draft_wait_s
         self._observer = observer
         self._clock = clock
 
@@ -172,7 +174,8 @@ class Drafters:
         else:
             attachment.last_sequence = draft.draft_sequence
             superseded, attachment.pending = attachment.pending, pending
-            attachment.delivers = True
+            attachment.delivers = attachment.asked_at is None or now - attachment.asked_at <= self._draft_wait_s
+            attachment.asked_at = None
             if superseded is not None:
                 self.drop(session, superseded, DropReason.SUPERSEDED)
 
@@ -276,6 +279,8 @@ class Drafters:
 
     def _send(self, attachment: Attachment, message: VerifierMessage) -> None:
         attachment.last_told_at = self._clock()
+        if attachment.asked_at is None:
+            attachment.asked_at = attachment.last_told_at
         attachment.stream.send(Addressed(attachment.session_id, attachment.attachment_id, message))
 
 

@@ -93,6 +93,7 @@ class Engine:
             budget_of=lambda session: draft_budget(policy, session, len(self._active)),
             tokenizer_fingerprint=tokenizer.fingerprint,
             target=self._target,
+            draft_wait_s=policy.draft_wait_s,
             observer=observer,
             clock=clock,
         )

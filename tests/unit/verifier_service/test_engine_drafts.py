@@ -364,3 +364,17 @@ def test_accepted_nodes_of_a_late_and_cut_tree_are_told_by_the_drafters_own_numb
     verdict = only_answer(drafter, sequence)
     assert list(verdict.accepted_node_indices) == [3]
     assert finishes_unharmed(bench, session)
+
+
+def test_a_drafter_that_always_answers_too_late_is_not_waited_for_again(bench, drafter, session):
+    """Else every round on a busy machine would cost a whole wait."""
+    drafter.draft(session, EXPECTED[1:2])
+    bench.step()
+    bench.now = bench.step()
+    bench.step()
+    bench.now += 3 * bench.policy.draft_wait_s
+    drafter.draft(session, EXPECTED[len(session.token_ids) : len(session.token_ids) + 1])
+    bench.step()
+    before = bench.now
+    bench.run(session)
+    assert bench.now == before
