@@ -414,7 +414,7 @@ class SpeculationOptions(_message.Message):
     """No draft is longer than this. Absent: the servers' own limits alone."""
     @_builtins.property
     def max_draft_wait(self) -> _duration_pb2.Duration:
-        """The longest that a verify step may wait for a draft. Absent: the verifier's policy. 0: never waits."""
+        """The longest that a verify step may wait for a draft, at most the verifier's policy. Absent: the policy. 0: never waits."""
 
     def __init__(
         self,
@@ -731,7 +731,7 @@ class Numerics(_message.Message):
     ATTENTION_KERNEL_FIELD_NUMBER: _builtins.int
     LIBRARIES_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.str
-    """SHA-256, in hexadecimal, over the other fields."""
+    """SHA-256, in hexadecimal, over the other fields and the model's configuration."""
     weights_digest: _builtins.str
     """SHA-256 of the weights."""
     weights_dtype: _builtins.str

@@ -188,9 +188,9 @@ class _RefusalReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Refusal
     REFUSAL_REASON_UNKNOWN_ATTACHMENT: _RefusalReason.ValueType  # 7
     """This stream never had the attachment."""
     REFUSAL_REASON_MALFORMED_DRAFT: _RefusalReason.ValueType  # 8
-    """draft_sequence or start_position is negative."""
+    """draft_sequence is below 1, or start_position is negative."""
     REFUSAL_REASON_NOT_ALLOWED_BY_RULE: _RefusalReason.ValueType  # 9
-    """The rule in force does not take trees, or probabilities."""
+    """The rule in force does not take probabilities."""
 
 class RefusalReason(_RefusalReason, metaclass=_RefusalReasonEnumTypeWrapper):
     """Why a draft was refused. The fault is the drafter's and harms this session alone."""
@@ -212,9 +212,9 @@ REFUSAL_REASON_TOO_MANY_NODES: RefusalReason.ValueType  # 6
 REFUSAL_REASON_UNKNOWN_ATTACHMENT: RefusalReason.ValueType  # 7
 """This stream never had the attachment."""
 REFUSAL_REASON_MALFORMED_DRAFT: RefusalReason.ValueType  # 8
-"""draft_sequence or start_position is negative."""
+"""draft_sequence is below 1, or start_position is negative."""
 REFUSAL_REASON_NOT_ALLOWED_BY_RULE: RefusalReason.ValueType  # 9
-"""The rule in force does not take trees, or probabilities."""
+"""The rule in force does not take probabilities."""
 Global___RefusalReason: _TypeAlias = RefusalReason  # noqa: Y015
 
 class _DetachReason:
@@ -402,7 +402,7 @@ class SessionEvent(_message.Message):
 
     @_builtins.property
     def fenced(self) -> Global___Fenced:
-        """Another owner holds the session. Only frame."""
+        """Another owner holds the session. Last frame, and the only one where it was so from the start."""
 
     @_builtins.property
     def attachment_change(self) -> Global___AttachmentChange:
