@@ -64,8 +64,6 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """RESOURCE_EXHAUSTED: the reader is slower than its queue allows."""
     ERROR_REASON_VERIFIER_LOST: _ErrorReason.ValueType  # 20
     """UNAVAILABLE: the verifier of a running session was lost."""
-    ERROR_REASON_WRONG_ROLE: _ErrorReason.ValueType  # 21
-    """FAILED_PRECONDITION: the other side's role cannot do this, as a verifier without a proposer."""
     ERROR_REASON_MALFORMED_REQUEST: _ErrorReason.ValueType  # 22
     """INVALID_ARGUMENT: the request is malformed in a way that no other reason names."""
     ERROR_REASON_NOT_OFFERED: _ErrorReason.ValueType  # 23
@@ -122,8 +120,6 @@ ERROR_REASON_SLOW_READER: ErrorReason.ValueType  # 19
 """RESOURCE_EXHAUSTED: the reader is slower than its queue allows."""
 ERROR_REASON_VERIFIER_LOST: ErrorReason.ValueType  # 20
 """UNAVAILABLE: the verifier of a running session was lost."""
-ERROR_REASON_WRONG_ROLE: ErrorReason.ValueType  # 21
-"""FAILED_PRECONDITION: the other side's role cannot do this, as a verifier without a proposer."""
 ERROR_REASON_MALFORMED_REQUEST: ErrorReason.ValueType  # 22
 """INVALID_ARGUMENT: the request is malformed in a way that no other reason names."""
 ERROR_REASON_NOT_OFFERED: ErrorReason.ValueType  # 23
