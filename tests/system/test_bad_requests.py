@@ -147,7 +147,7 @@ async def test_a_parameter_that_is_not_offered_is_refused_and_not_ignored(tiny_c
         {"stop_strings": [""]},
         {"stop_strings": ["x"] * 17},
         {"stop_strings": ["y" * 257]},
-        {"stop_token_ids": [320]},
+        {"stop_token_ids": [9_999]},
         {"stop_token_ids": [-1]},
     ],
 )
