@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest_asyncio
 
+from specdec.cli.client import GenerationClient
 from specdec.cli.cluster_options import ClusterOptions
 from specdec.cli.processes import LocalCluster
 
@@ -18,4 +19,11 @@ async def tiny_cluster(tiny_model_dir: Path) -> AsyncIterator[LocalCluster]:
         model=str(tiny_model_dir), proposer="ngram", num_threads=1, start_timeout_s=START_TIMEOUT_S
     ).validated()
     async with LocalCluster(options) as cluster:
+        await until_it_answers(cluster)
         yield cluster
+
+
+async def until_it_answers(cluster: LocalCluster) -> None:
+    """Every role serves; the orchestrator may not have looked at the verifier since."""
+    async with GenerationClient(cluster.endpoint) as client:
+        await client.wait_for_model(START_TIMEOUT_S)

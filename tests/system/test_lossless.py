@@ -16,6 +16,7 @@ from specdec.cli.cluster_options import ClusterOptions
 from specdec.cli.processes import LocalCluster
 from specdec.messages import Delta, Finished
 from specdec.params import AcceptanceRule, GenerationSpec, SamplingParams, SpeculationOptions, StopCriteria
+from tests.system.conftest import until_it_answers
 from tests.unit.model.tiny import make_tiny_model_dir
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -58,6 +59,7 @@ async def cluster(
         start_timeout_s=120.0,
     )
     async with LocalCluster(options.validated()) as cluster:
+        await until_it_answers(cluster)
         yield cluster
 
 
