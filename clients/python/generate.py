@@ -20,7 +20,8 @@ def main(endpoint: str, prompt: str) -> None:
             print(event.delta.text or event.finished.text, end="", flush=True)
             if event.HasField("finished"):
                 reason = common_pb2.FinishReason.Name(event.finished.reason)
-                print(f"\n{reason}: {event.finished.usage.num_output_tokens} tokens", file=sys.stderr)
+                print(flush=True)
+                print(f"{reason}: {event.finished.usage.num_output_tokens} tokens", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ async def test_json_is_one_object_with_the_promised_keys() -> None:
         written = json.loads(out)
         assert code == 0
         assert set(written) == {"text", "token_ids", "finish_reason", "usage", "speculative"}
-        assert (written["text"], written["token_ids"]) == ("two wörds held back", [5, 6])
+        assert (written["text"], written["token_ids"]) == ("two wörds held back", [5, 6, 7])
 
 
 async def test_show_drafts_ends_with_a_legend() -> None:
