@@ -84,15 +84,15 @@ class DeviceThread:
         """
         wait_s = IDLE_POLL_S if wake_at is None else min(IDLE_POLL_S, wake_at - time.monotonic())
         try:
-            command = self._commands.get(block=wait_s > 0, timeout=max(wait_s, 1e-4))
-            for _ in range(self._commands.qsize() + 1):
-                try:
-                    command()
-                except Exception:
-                    log.exception("command failed")
-                command = self._commands.get_nowait()
+            commands = [self._commands.get(block=wait_s > 0, timeout=max(wait_s, 1e-4))]
         except queue.Empty:
             return
+        commands += [self._commands.get_nowait() for _ in range(self._commands.qsize())]  # nobody else takes any
+        for command in commands:
+            try:
+                command()
+            except Exception:
+                log.exception("command failed")
 
     def _flush(self) -> None:
         if not self._outbox:
