@@ -183,5 +183,8 @@ def _check_received(record: SessionRecord, prompt: tuple[int, ...], received: tu
             len(prompt + received) != record.committed_length
             or digest_tokens(prompt + received) == record.prefix_digest
         )
+    limit = record.request.stop.max_new_tokens if record.request is not None else None
+    if limit is not None and len(received) > limit:
+        same = False
     if not same or any(token_id < 0 for token_id in received):
         raise ResumeMismatchError("the received tokens are not the session's")

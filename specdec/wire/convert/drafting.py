@@ -25,6 +25,7 @@ from specdec.messages import (
     Verdict,
     VerifierMessage,
 )
+from specdec.params import MAX_DRAFT_NODES
 from specdec.v1 import verifier_pb2 as pb
 from specdec.wire.convert.enums import ATTACH_REFUSAL, DETACH_REASON, DROP_REASON, FINISH_REASON, REFUSAL_REASON
 from specdec.wire.convert.scalars import duration_from_pb, duration_to_pb, session_id_from_pb
@@ -222,13 +223,16 @@ def _draft_from_pb(message: pb.Draft) -> Draft:
         draft_time_s = duration_from_pb(message.draft_time, "draft_time")
     except InvalidParameterError:
         draft_time_s = 0.0  # a figure for statistics is not worth a refusal
+    # One node too many is enough to be refused for: what a hostile message brings beyond is not even read.
     return Draft(
         epoch=Epoch(message.epoch),
         draft_sequence=DraftSequence(message.draft_sequence),
         start_position=message.start_position,
-        draft_token_ids=tuple(message.draft_token_ids),
-        parent_indices=tuple(message.parent_indices),
-        draft_probs=tuple(SparseDistribution(tuple(d.token_ids), tuple(d.probs)) for d in message.draft_probs),
+        draft_token_ids=tuple(message.draft_token_ids[: MAX_DRAFT_NODES + 1]),
+        parent_indices=tuple(message.parent_indices[: MAX_DRAFT_NODES + 1]),
+        draft_probs=tuple(
+            SparseDistribution(tuple(d.token_ids), tuple(d.probs)) for d in message.draft_probs[: MAX_DRAFT_NODES + 1]
+        ),
         draft_time_s=draft_time_s,
     )
 
