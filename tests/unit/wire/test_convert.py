@@ -26,7 +26,7 @@ from specdec.messages import (
     OpenSession,
     ServerStatus,
 )
-from specdec.params import AcceptanceRule, GenerationSpec, SamplingParams, StopCriteria
+from specdec.params import MAX_DRAFT_NODES, AcceptanceRule, GenerationSpec, SamplingParams, StopCriteria
 from specdec.v1 import common_pb2, drafter_pb2, generation_pb2, verifier_pb2
 from specdec.wire import convert
 from specdec.wire.convert.enums import ACCEPTANCE_RULE, EnumCodec
@@ -237,3 +237,12 @@ class _WithOneMore:
 
     def values(self) -> list[int]:
         return [*common_pb2.AcceptanceRule.values(), 99]
+
+
+def test_a_draft_far_beyond_the_limit_on_nodes_is_read_no_further_than_it_takes_to_refuse_it() -> None:
+    draft = verifier_pb2.Draft(draft_sequence=1, draft_token_ids=[1] * 5000)
+    draft.draft_probs.extend([verifier_pb2.SparseDistribution()] * 5000)
+    request = verifier_pb2.VerifyRequest(session_id="s", attachment_id=1, draft=draft)
+    message = convert.verify_request_from_pb(request).message
+    assert isinstance(message, messages.Draft)
+    assert len(message.draft_token_ids) == len(message.draft_probs) == MAX_DRAFT_NODES + 1
