@@ -552,7 +552,8 @@ async def test_resuming_with_foreign_tokens_or_without_a_session_is_refused(
 ) -> None:
     await client.generate(SPEC, "mine")
     await record_in(store, "mine", RecordState.FINISHED)
-    for wrong in ([*OUTPUT[:3], -1], [OUTPUT[0], OUTPUT[1] + 1]):
+    invented = [*OUTPUT, *[OUTPUT[0]] * 5000]
+    for wrong in ([*OUTPUT[:3], -1], [OUTPUT[0], OUTPUT[1] + 1], invented):
         assert isinstance(await error_of(client.resume("mine", wrong)), errors.ResumeMismatchError)
     assert isinstance(await error_of(client.resume("nobody", [])), errors.UnknownSessionError)
 
