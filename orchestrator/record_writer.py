@@ -23,6 +23,9 @@ _MIN_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 2.0
 _CLOSE_TIMEOUT_S = 2.0
 
+_FEW_COMMITS = 2
+"""More than these are left to one checkpoint when a session ends: its client may come back at once."""
+
 _log = structlog.get_logger(__name__)
 
 
@@ -91,6 +94,8 @@ class RecordWriter:
         """Writes what is left and gives the lease back, within a deadline; a store that is away is left alone."""
         try:
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                if len(self._pending) > _FEW_COMMITS:
+                    self._needs_checkpoint = True  # one write in place of one for each
                 await self.flush()
                 await self._store.release(self._lease, finish_reason)
         except (StoreUnavailableError, FencedError, TimeoutError) as error:
