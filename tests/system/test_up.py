@@ -121,7 +121,9 @@ def test_the_demo_of_a_real_model_copies_from_its_prompt(tmp_path: Path) -> None
     assert shown.returncode == 0, shown.stderr
     report = json.loads(path.read_text())
     check_demo_report(report, "smollm2-135m")
-    assert report["prompts"][1]["acceptance_length"] > 3  # lookup: the answer repeats its prompt
+    assert (
+        report["prompts"][1]["acceptance_length"] > 1.2
+    )  # the answer repeats its prompt; draft lengths follow the clock
 
 
 def check_demo_report(report: dict[str, Any], model: str) -> None:
