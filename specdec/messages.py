@@ -209,6 +209,28 @@ class OpenSession:
     spec: GenerationSpec
     committed_token_ids: Sequence[int] = ()
     prompt_length: int = 0
+    tenant: str = ""
+    sample_index: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenLogprob:
+    token_id: int
+    logprob: float
+
+
+@dataclasses.dataclass(frozen=True)
+class PositionLogprobs:
+    """Of the token that stands at a position, and of the most likely tokens there, most likely first."""
+
+    chosen: TokenLogprob
+    alternatives: Sequence[TokenLogprob] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptLogprobs:
+    start_position: int
+    logprobs: Sequence[PositionLogprobs]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,6 +264,7 @@ class SpeculativeStatistics:
 class Usage:
     num_prompt_tokens: int
     num_output_tokens: int
+    num_cached_prompt_tokens: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -289,6 +312,7 @@ class Commit:
     statistics: RoundStatistics
     cached_length: int
     token_texts: Sequence[str] = ()
+    logprobs: Sequence[PositionLogprobs] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -317,7 +341,7 @@ class AttachmentChange:
     detach_reason: DetachReason | None = None
 
 
-SessionEvent = Opened | Commit | Draining | SessionFinished | Fenced | AttachmentChange
+SessionEvent = Opened | PromptLogprobs | Commit | Draining | SessionFinished | Fenced | AttachmentChange
 """What a verifier says to the orchestrator that owns a session."""
 
 
@@ -365,6 +389,7 @@ class Started:
     acceptance_rule: AcceptanceRule
     num_prompt_tokens: int
     numerics_fingerprint: str
+    sample_session_ids: Sequence[SessionId] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -374,6 +399,8 @@ class Delta:
     position: int
     round: RoundStatistics
     token_texts: Sequence[str] = ()
+    logprobs: Sequence[PositionLogprobs] = ()
+    sample_index: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -382,9 +409,10 @@ class Finished:
     usage: Usage
     speculative: SpeculativeStatistics
     text: str
+    sample_index: int = 0
 
 
-GenerationEvent = Started | Delta | Finished
+GenerationEvent = Started | PromptLogprobs | Delta | Finished
 """A frame of Generate."""
 
 

@@ -177,6 +177,7 @@ class GenerationSpec:
     speculation: SpeculationOptions = SpeculationOptions()
     num_logprobs: int | None = None
     num_samples: int = 1
+    num_prompt_logprobs: int | None = None
 
     def validated(self) -> "GenerationSpec":
         """Returns self.

@@ -448,6 +448,7 @@ class GenerationSpec(_message.Message):
     SPECULATION_FIELD_NUMBER: _builtins.int
     NUM_LOGPROBS_FIELD_NUMBER: _builtins.int
     NUM_SAMPLES_FIELD_NUMBER: _builtins.int
+    NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The target model's name as the verifier was started with. Empty: the only one there is."""
     text: _builtins.str
@@ -455,7 +456,9 @@ class GenerationSpec(_message.Message):
     num_logprobs: _builtins.int
     """Log-probabilities wanted for each output token: the token's own and this many alternatives. Absent: none."""
     num_samples: _builtins.int
-    """Independent samples of one prompt. Absent or 1: one."""
+    """Independent samples of one prompt, at most 16, each with its own noise. Absent or 1: one."""
+    num_prompt_logprobs: _builtins.int
+    """Log-probabilities wanted for each prompt token but the first: the token's own and this many alternatives. Absent: none."""
     @_builtins.property
     def chat(self) -> Global___ChatPrompt:
         """A conversation, rendered with the model's chat template."""
@@ -488,19 +491,24 @@ class GenerationSpec(_message.Message):
         speculation: Global___SpeculationOptions | None = ...,
         num_logprobs: _builtins.int | None = ...,
         num_samples: _builtins.int | None = ...,
+        num_prompt_logprobs: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_num_samples", b"_num_samples", "chat", b"chat", "num_logprobs", b"num_logprobs", "num_samples", b"num_samples", "prompt", b"prompt", "sampling", b"sampling", "speculation", b"speculation", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_num_samples", b"_num_samples", "chat", b"chat", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "num_samples", b"num_samples", "prompt", b"prompt", "sampling", b"sampling", "speculation", b"speculation", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_num_samples", b"_num_samples", "chat", b"chat", "model", b"model", "num_logprobs", b"num_logprobs", "num_samples", b"num_samples", "prompt", b"prompt", "sampling", b"sampling", "speculation", b"speculation", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_num_samples", b"_num_samples", "chat", b"chat", "model", b"model", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "num_samples", b"num_samples", "prompt", b"prompt", "sampling", b"sampling", "speculation", b"speculation", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_logprobs: _TypeAlias = _typing.Literal["num_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_logprobs: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__num_prompt_logprobs: _TypeAlias = _typing.Literal["num_prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__num_prompt_logprobs: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__num_samples: _TypeAlias = _typing.Literal["num_samples"]  # noqa: Y015
     _WhichOneofArgType__num_samples: _TypeAlias = _typing.Literal["_num_samples", b"_num_samples"]  # noqa: Y015
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "chat", "tokens"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_logprobs) -> _WhichOneofReturnType__num_logprobs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_prompt_logprobs) -> _WhichOneofReturnType__num_prompt_logprobs | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_samples) -> _WhichOneofReturnType__num_samples | None: ...
     @_typing.overload
@@ -563,6 +571,34 @@ class PositionLogprobs(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PositionLogprobs: _TypeAlias = PositionLogprobs  # noqa: Y015
+
+@_typing.final
+class PromptLogprobs(_message.Message):
+    """Log-probabilities of consecutive positions of a prompt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_POSITION_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    start_position: _builtins.int
+    """Position of the first entry, counted from the start of the prompt. The prompt's first token has no entry."""
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PositionLogprobs]:
+        """One entry for each position."""
+
+    def __init__(
+        self,
+        *,
+        start_position: _builtins.int = ...,
+        logprobs: _abc.Iterable[Global___PositionLogprobs] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "start_position", b"start_position"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptLogprobs: _TypeAlias = PromptLogprobs  # noqa: Y015
 
 @_typing.final
 class RoundStatistics(_message.Message):
@@ -698,19 +734,23 @@ class Usage(_message.Message):
 
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     num_prompt_tokens: _builtins.int
     """Tokens of the prompt."""
     num_output_tokens: _builtins.int
     """Tokens of the output."""
+    num_cached_prompt_tokens: _builtins.int
+    """Prompt tokens whose keys and values the verifier had already, from another session with the same beginning."""
     def __init__(
         self,
         *,
         num_prompt_tokens: _builtins.int = ...,
         num_output_tokens: _builtins.int = ...,
+        num_cached_prompt_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_cached_prompt_tokens", b"num_cached_prompt_tokens", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -229,6 +229,7 @@ class GenerationEvent(_message.Message):
     STARTED_FIELD_NUMBER: _builtins.int
     DELTA_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def started(self) -> Global___Started:
         """First frame."""
@@ -239,7 +240,11 @@ class GenerationEvent(_message.Message):
 
     @_builtins.property
     def finished(self) -> Global___Finished:
-        """Last frame."""
+        """The output ended. Last frame, or, where there are several samples, the last one of its sample."""
+
+    @_builtins.property
+    def prompt_logprobs(self) -> _common_pb2.PromptLogprobs:
+        """Log-probabilities of prompt tokens, where the request asked for them. Before the first Delta."""
 
     def __init__(
         self,
@@ -247,12 +252,13 @@ class GenerationEvent(_message.Message):
         started: Global___Started | None = ...,
         delta: Global___Delta | None = ...,
         finished: Global___Finished | None = ...,
+        prompt_logprobs: _common_pb2.PromptLogprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "prompt_logprobs", b"prompt_logprobs", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "prompt_logprobs", b"prompt_logprobs", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "delta", "finished"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "delta", "finished", "prompt_logprobs"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -270,6 +276,7 @@ class Started(_message.Message):
     ACCEPTANCE_RULE_FIELD_NUMBER: _builtins.int
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     NUMERICS_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    SAMPLE_SESSION_IDS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """The session, for Resume and Cancel."""
     model: _builtins.str
@@ -282,6 +289,10 @@ class Started(_message.Message):
     """Tokens of the prompt."""
     numerics_fingerprint: _builtins.str
     """Numerics fingerprint of the verifier that serves the session."""
+    @_builtins.property
+    def sample_session_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Where num_samples is above 1: the session of each sample, in order, for Resume; Cancel takes session_id for all."""
+
     def __init__(
         self,
         *,
@@ -291,10 +302,11 @@ class Started(_message.Message):
         acceptance_rule: _common_pb2.AcceptanceRule.ValueType = ...,
         num_prompt_tokens: _builtins.int = ...,
         numerics_fingerprint: _builtins.str = ...,
+        sample_session_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_rule", b"acceptance_rule", "model", b"model", "num_prompt_tokens", b"num_prompt_tokens", "numerics_fingerprint", b"numerics_fingerprint", "seed", b"seed", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_rule", b"acceptance_rule", "model", b"model", "num_prompt_tokens", b"num_prompt_tokens", "numerics_fingerprint", b"numerics_fingerprint", "sample_session_ids", b"sample_session_ids", "seed", b"seed", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -312,10 +324,13 @@ class Delta(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
     TOKEN_TEXTS_FIELD_NUMBER: _builtins.int
+    SAMPLE_INDEX_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text that is certain now; may lag behind token_ids while a character or a stop string is incomplete."""
     position: _builtins.int
     """Position of the first of token_ids, counted from the start of the prompt."""
+    sample_index: _builtins.int
+    """Which sample, from 0."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The tokens: accepted draft tokens first, then the next token if there is one."""
@@ -343,10 +358,11 @@ class Delta(_message.Message):
         logprobs: _abc.Iterable[_common_pb2.PositionLogprobs] | None = ...,
         round: _common_pb2.RoundStatistics | None = ...,
         token_texts: _abc.Iterable[_builtins.str] | None = ...,
+        sample_index: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["round", b"round"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "position", b"position", "round", b"round", "text", b"text", "token_ids", b"token_ids", "token_texts", b"token_texts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "position", b"position", "round", b"round", "sample_index", b"sample_index", "text", b"text", "token_ids", b"token_ids", "token_texts", b"token_texts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -362,10 +378,13 @@ class Finished(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     SPECULATIVE_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    SAMPLE_INDEX_FIELD_NUMBER: _builtins.int
     reason: _common_pb2.FinishReason.ValueType
     """Why."""
     text: _builtins.str
     """Text that was held back and is certain now."""
+    sample_index: _builtins.int
+    """Which sample, from 0."""
     @_builtins.property
     def usage(self) -> _common_pb2.Usage:
         """Tokens delivered."""
@@ -381,10 +400,11 @@ class Finished(_message.Message):
         usage: _common_pb2.Usage | None = ...,
         speculative: _common_pb2.SpeculativeStatistics | None = ...,
         text: _builtins.str = ...,
+        sample_index: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["speculative", b"speculative", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "speculative", b"speculative", "text", b"text", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "sample_index", b"sample_index", "speculative", b"speculative", "text", b"text", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -62,7 +62,8 @@ class GenerationServiceServicer:
     """
 
     def Generate(self, request, context):
-        """Generates one output and streams it. Frames: one Started, any number of Delta, one Finished.
+        """Generates an output, or several samples, and streams it. Frames: one Started, PromptLogprobs where asked for, any
+        number of Delta, one Finished for each sample.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

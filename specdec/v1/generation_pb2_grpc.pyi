@@ -17,7 +17,9 @@ class GenerationServiceStub:
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]
-    """Generates one output and streams it. Frames: one Started, any number of Delta, one Finished."""
+    """Generates an output, or several samples, and streams it. Frames: one Started, PromptLogprobs where asked for, any
+    number of Delta, one Finished for each sample.
+    """
     Resume: _aio.UnaryStreamMultiCallable[_generation_pb2.ResumeRequest, _generation_pb2.ResumeResponse]
     """Continues a stream that broke, on any replica, without a lost or repeated token."""
     Cancel: _aio.UnaryUnaryMultiCallable[_generation_pb2.CancelRequest, _generation_pb2.CancelResponse]
@@ -34,7 +36,9 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_pb2.GenerateRequest,
         context: _aio.ServicerContext[_generation_pb2.GenerateRequest, _abc.AsyncIterator[_generation_pb2.GenerateResponse]],
     ) -> _abc.AsyncIterator[_generation_pb2.GenerateResponse]:
-        """Generates one output and streams it. Frames: one Started, any number of Delta, one Finished."""
+        """Generates an output, or several samples, and streams it. Frames: one Started, PromptLogprobs where asked for, any
+        number of Delta, one Finished for each sample.
+        """
 
     @_abc_1.abstractmethod
     def Resume(

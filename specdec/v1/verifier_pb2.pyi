@@ -314,6 +314,8 @@ class OpenSessionRequest(_message.Message):
     SPEC_FIELD_NUMBER: _builtins.int
     COMMITTED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     PROMPT_LENGTH_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    SAMPLE_INDEX_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """The session."""
     epoch: _builtins.int
@@ -322,6 +324,10 @@ class OpenSessionRequest(_message.Message):
     """The owner's own random bytes, 16 to 64. An equal epoch with another nonce is answered Fenced."""
     prompt_length: _builtins.int
     """How many of committed_token_ids are prompt. Required where they are not empty."""
+    tenant: _builtins.str
+    """Whom the session is for: service is shared fairly between tenants, and cached prompts are shared within one alone."""
+    sample_index: _builtins.int
+    """Which of the prompt's samples this is, from 0: part of the noise's key."""
     @_builtins.property
     def spec(self) -> _common_pb2.GenerationSpec:
         """Prompt and parameters, with the seed set."""
@@ -339,10 +345,12 @@ class OpenSessionRequest(_message.Message):
         spec: _common_pb2.GenerationSpec | None = ...,
         committed_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         prompt_length: _builtins.int = ...,
+        tenant: _builtins.str = ...,
+        sample_index: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_token_ids", b"committed_token_ids", "epoch", b"epoch", "owner_nonce", b"owner_nonce", "prompt_length", b"prompt_length", "session_id", b"session_id", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_token_ids", b"committed_token_ids", "epoch", b"epoch", "owner_nonce", b"owner_nonce", "prompt_length", b"prompt_length", "sample_index", b"sample_index", "session_id", b"session_id", "spec", b"spec", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -384,6 +392,7 @@ class SessionEvent(_message.Message):
     FINISHED_FIELD_NUMBER: _builtins.int
     FENCED_FIELD_NUMBER: _builtins.int
     ATTACHMENT_CHANGE_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def opened(self) -> Global___Opened:
         """First frame of a session that was taken."""
@@ -408,6 +417,10 @@ class SessionEvent(_message.Message):
     def attachment_change(self) -> Global___AttachmentChange:
         """A drafter of this session came, was refused or went."""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> _common_pb2.PromptLogprobs:
+        """Log-probabilities of prompt tokens, where the request asked for them. Before the first Commit."""
+
     def __init__(
         self,
         *,
@@ -417,12 +430,13 @@ class SessionEvent(_message.Message):
         finished: Global___SessionFinished | None = ...,
         fenced: Global___Fenced | None = ...,
         attachment_change: Global___AttachmentChange | None = ...,
+        prompt_logprobs: _common_pb2.PromptLogprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attachment_change", b"attachment_change", "commit", b"commit", "draining", b"draining", "event", b"event", "fenced", b"fenced", "finished", b"finished", "opened", b"opened"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attachment_change", b"attachment_change", "commit", b"commit", "draining", b"draining", "event", b"event", "fenced", b"fenced", "finished", b"finished", "opened", b"opened", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attachment_change", b"attachment_change", "commit", b"commit", "draining", b"draining", "event", b"event", "fenced", b"fenced", "finished", b"finished", "opened", b"opened"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attachment_change", b"attachment_change", "commit", b"commit", "draining", b"draining", "event", b"event", "fenced", b"fenced", "finished", b"finished", "opened", b"opened", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["opened", "commit", "draining", "finished", "fenced", "attachment_change"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["opened", "commit", "draining", "finished", "fenced", "attachment_change", "prompt_logprobs"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
