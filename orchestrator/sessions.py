@@ -28,7 +28,7 @@ from specdec.errors import (
 )
 from specdec.ids import SessionId, digest_tokens
 from specdec.messages import GenerationEvent
-from specdec.params import GenerationSpec, prompt_token_ids, validate_session_id
+from specdec.params import GenerationSpec, prompt_token_ids, validate_request_id, validate_session_id
 
 _NONCE_BYTES = 16
 _SEED_BITS = 63
@@ -62,7 +62,7 @@ class Sessions:
             SessionExistsError, OverloadedError, DrainingError: it cannot begin here.
             SpecdecError: whatever ended the stream.
         """
-        name = SessionId(validate_session_id(session_id) if session_id else uuid.uuid4().hex)
+        name = SessionId(validate_request_id(session_id) if session_id else uuid.uuid4().hex)
         if name in self._runners:
             raise SessionExistsError("the session id is in use")
         claim = Claim(name, secrets.token_bytes(_NONCE_BYTES), _with_seed(spec.validated()))

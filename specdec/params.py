@@ -7,14 +7,19 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from types import MappingProxyType
 
-from specdec.errors import EmptyPromptError, InvalidParameterError, UnsupportedParameterError
+from specdec.errors import EmptyPromptError, InvalidParameterError
+from specdec.ids import SessionId
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
 MAX_LISTED_TOKENS = 1024
 MAX_DRAFT_NODES = 512
 MAX_SEED = 2**63 - 1
-_SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+MAX_LOGPROBS = 20
+MAX_SAMPLES = 16
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}(\.(0|[1-9][0-9]?))?")
+_TENANT = re.compile(r"[A-Za-z0-9_-]{0,64}")
 
 
 class AcceptanceRule(Enum):
@@ -185,7 +190,6 @@ class GenerationSpec:
         Raises:
             EmptyPromptError: no text, no turns or no tokens.
             InvalidParameterError: a value out of range.
-            UnsupportedParameterError: a parameter that no server honours yet.
         """
         if len(self.prompt) == 0:
             raise EmptyPromptError("the prompt is empty")
@@ -193,17 +197,39 @@ class GenerationSpec:
         self.stop.validated()
         self.speculation.validated()
         if self.num_logprobs is not None:
-            raise UnsupportedParameterError("log-probabilities are not offered", field="num_logprobs")
-        _require(self.num_samples >= 1, "num_samples", "must be at least 1")
-        if self.num_samples > 1:
-            raise UnsupportedParameterError("more than one sample is not offered", field="num_samples")
+            _require_range("num_logprobs", self.num_logprobs, 0, MAX_LOGPROBS)
+        if self.num_prompt_logprobs is not None:
+            _require_range("num_prompt_logprobs", self.num_prompt_logprobs, 0, MAX_LOGPROBS)
+        _require_range("num_samples", self.num_samples, 1, MAX_SAMPLES)
         return self
+
+    def of_sample(self, sample_index: int) -> "GenerationSpec":
+        """What one of several samples asks for: the prompt's log-probabilities are the first one's alone."""
+        num_prompt_logprobs = self.num_prompt_logprobs if sample_index == 0 else None
+        return dataclasses.replace(self, num_samples=1, num_prompt_logprobs=num_prompt_logprobs)
+
+
+def validate_request_id(session_id: str) -> str:
+    """Returns a session id that a client chose; raises InvalidParameterError unless it is 1 to 64 of [A-Za-z0-9_-]."""
+    _require(_REQUEST_ID.fullmatch(session_id) is not None, "session_id", "1 to 64 of [A-Za-z0-9_-]")
+    return session_id
 
 
 def validate_session_id(session_id: str) -> str:
-    """Returns it; raises InvalidParameterError where it is not 1 to 64 of [A-Za-z0-9_-]."""
-    _require(_SESSION_ID.fullmatch(session_id) is not None, "session_id", "1 to 64 of [A-Za-z0-9_-]")
+    """Returns it; raises InvalidParameterError unless it is a client's session id or one of its samples, `id.index`."""
+    _require(_SESSION_ID.fullmatch(session_id) is not None, "session_id", "1 to 64 of [A-Za-z0-9_-], or id.index")
     return session_id
+
+
+def sample_session_id(session_id: SessionId, sample_index: int) -> SessionId:
+    """The session of one of several samples. No client can choose such an id: `validate_request_id`."""
+    return SessionId(f"{session_id}.{sample_index}")
+
+
+def validate_tenant(tenant: str) -> str:
+    """Returns it; raises InvalidParameterError unless it is empty or 1 to 64 of [A-Za-z0-9_-]."""
+    _require(_TENANT.fullmatch(tenant) is not None, "tenant", "1 to 64 of [A-Za-z0-9_-]")
+    return tenant
 
 
 def is_chat(prompt: Prompt) -> bool:

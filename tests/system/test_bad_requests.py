@@ -133,12 +133,23 @@ async def test_an_unknown_model_is_refused(tiny_cluster):
     assert (code, error.reason) == ("NOT_FOUND", "UNKNOWN_MODEL")
 
 
-@pytest.mark.parametrize(("field", "value"), [("num_logprobs", 2), ("num_samples", 4)])
-async def test_a_parameter_that_is_not_offered_is_refused_and_not_ignored(tiny_cluster, field, value):
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("num_logprobs", -1),
+        ("num_logprobs", 21),
+        ("num_prompt_logprobs", -1),
+        ("num_prompt_logprobs", 2**31 - 1),
+        ("num_samples", 0),
+        ("num_samples", 17),
+        ("num_samples", 2**31 - 1),
+    ],
+)
+async def test_more_samples_or_log_probabilities_than_are_offered_are_refused_by_name(tiny_cluster, field, value):
     message = request()
     setattr(message.spec, field, value)
     code, error = await reason_of(tiny_cluster, message)
-    assert (code, error.reason, error.metadata["field"]) == ("INVALID_ARGUMENT", "UNSUPPORTED_PARAMETER", field)
+    assert (code, error.reason, error.metadata["field"]) == ("INVALID_ARGUMENT", "INVALID_PARAMETER", field)
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,15 @@ from typing import assert_never
 
 from specdec.errors import MalformedRequestError
 from specdec.ids import AttachmentId, Epoch
-from specdec.messages import AttachSession, Delta, Finished, GenerationEvent, Started
+from specdec.messages import AttachSession, Delta, Finished, GenerationEvent, PromptLogprobs, Started
 from specdec.v1 import drafter_pb2, generation_pb2
 from specdec.wire.convert.enums import ACCEPTANCE_RULE, FINISH_REASON
+from specdec.wire.convert.logprobs import (
+    position_logprobs_from_pb,
+    position_logprobs_to_pb,
+    prompt_logprobs_from_pb,
+    prompt_logprobs_to_pb,
+)
 from specdec.wire.convert.params import sampling_from_pb, sampling_to_pb, speculation_from_pb, speculation_to_pb
 from specdec.wire.convert.scalars import bytes_from_pb, natural_from_pb, session_id_from_pb
 from specdec.wire.convert.statistics import (
@@ -32,8 +38,11 @@ def generation_event_to_pb(event: GenerationEvent) -> generation_pb2.GenerationE
                     acceptance_rule=ACCEPTANCE_RULE.to_pb(event.acceptance_rule),
                     num_prompt_tokens=event.num_prompt_tokens,
                     numerics_fingerprint=event.numerics_fingerprint,
+                    sample_session_ids=event.sample_session_ids,
                 )
             )
+        case PromptLogprobs():
+            return generation_pb2.GenerationEvent(prompt_logprobs=prompt_logprobs_to_pb(event))
         case Delta():
             return generation_pb2.GenerationEvent(
                 delta=generation_pb2.Delta(
@@ -42,6 +51,8 @@ def generation_event_to_pb(event: GenerationEvent) -> generation_pb2.GenerationE
                     position=event.position,
                     round=round_statistics_to_pb(event.round),
                     token_texts=event.token_texts,
+                    logprobs=position_logprobs_to_pb(event.logprobs),
+                    sample_index=event.sample_index,
                 )
             )
         case Finished():
@@ -51,6 +62,7 @@ def generation_event_to_pb(event: GenerationEvent) -> generation_pb2.GenerationE
                     usage=usage_to_pb(event.usage),
                     speculative=speculative_statistics_to_pb(event.speculative),
                     text=event.text,
+                    sample_index=event.sample_index,
                 )
             )
         case _:
@@ -68,7 +80,10 @@ def generation_event_from_pb(message: generation_pb2.GenerationEvent) -> Generat
                 acceptance_rule=ACCEPTANCE_RULE.from_pb(started.acceptance_rule),
                 num_prompt_tokens=started.num_prompt_tokens,
                 numerics_fingerprint=started.numerics_fingerprint,
+                sample_session_ids=tuple(session_id_from_pb(name) for name in started.sample_session_ids),
             )
+        case "prompt_logprobs":
+            return prompt_logprobs_from_pb(message.prompt_logprobs)
         case "delta":
             delta = message.delta
             return Delta(
@@ -77,6 +92,8 @@ def generation_event_from_pb(message: generation_pb2.GenerationEvent) -> Generat
                 position=delta.position,
                 round=round_statistics_from_pb(delta.round),
                 token_texts=tuple(delta.token_texts),
+                logprobs=position_logprobs_from_pb(delta.logprobs),
+                sample_index=natural_from_pb(delta.sample_index, "sample_index"),
             )
         case "finished":
             finished = message.finished
@@ -85,6 +102,7 @@ def generation_event_from_pb(message: generation_pb2.GenerationEvent) -> Generat
                 usage=usage_from_pb(finished.usage),
                 speculative=speculative_statistics_from_pb(finished.speculative),
                 text=finished.text,
+                sample_index=natural_from_pb(finished.sample_index, "sample_index"),
             )
         case _:
             raise MalformedRequestError("a generation event without an event", field="event")

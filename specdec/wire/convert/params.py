@@ -112,6 +112,7 @@ def generation_spec_to_pb(spec: GenerationSpec) -> pb.GenerationSpec:
         speculation=speculation_to_pb(spec.speculation),
         num_logprobs=spec.num_logprobs,
         num_samples=spec.num_samples,
+        num_prompt_logprobs=spec.num_prompt_logprobs,
     )
     if isinstance(spec.prompt, str):
         message.text = spec.prompt
@@ -154,4 +155,5 @@ def generation_spec_from_pb(message: pb.GenerationSpec) -> GenerationSpec:
         speculation=speculation_from_pb(message.speculation),
         num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
         num_samples=message.num_samples if message.HasField("num_samples") else 1,
+        num_prompt_logprobs=message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None,
     )

@@ -42,7 +42,7 @@ def timestamp_to_pb(unix_s: float) -> Timestamp:
 
 
 def session_id_from_pb(session_id: str) -> SessionId:
-    """Raises InvalidParameterError where it is not 1 to 64 of [A-Za-z0-9_-]."""
+    """Raises InvalidParameterError as `validate_session_id` does."""
     return SessionId(validate_session_id(session_id))
 
 
@@ -53,8 +53,9 @@ def bytes_from_pb(value: bytes, field: str, low: int, high: int) -> bytes:
     return value
 
 
-def natural_from_pb(value: int, field: str, low: int = 0) -> int:
-    """Raises MalformedRequestError where the value is below `low`."""
-    if value < low:
-        raise MalformedRequestError(f"{field}: must be at least {low}", field=field)
+def natural_from_pb(value: int, field: str, low: int = 0, high: int | None = None) -> int:
+    """Raises MalformedRequestError where the value is below `low` or above `high`."""
+    if value < low or (high is not None and value > high):
+        allowed = f"at least {low}" if high is None else f"in [{low}, {high}]"
+        raise MalformedRequestError(f"{field}: must be {allowed}", field=field)
     return value

@@ -11,11 +11,19 @@ from specdec.messages import (
     Fenced,
     Opened,
     OpenSession,
+    PromptLogprobs,
     SessionEvent,
     SessionFinished,
 )
+from specdec.params import MAX_SAMPLES, validate_tenant
 from specdec.v1 import verifier_pb2 as pb
 from specdec.wire.convert.enums import ACCEPTANCE_RULE, ATTACH_REFUSAL, ATTACHMENT_STATE, DETACH_REASON, FINISH_REASON
+from specdec.wire.convert.logprobs import (
+    position_logprobs_from_pb,
+    position_logprobs_to_pb,
+    prompt_logprobs_from_pb,
+    prompt_logprobs_to_pb,
+)
 from specdec.wire.convert.params import generation_spec_from_pb, generation_spec_to_pb
 from specdec.wire.convert.scalars import (
     bytes_from_pb,
@@ -46,11 +54,13 @@ def open_session_to_pb(request: OpenSession) -> pb.OpenSessionRequest:
         spec=generation_spec_to_pb(request.spec),
         committed_token_ids=request.committed_token_ids,
         prompt_length=request.prompt_length,
+        tenant=request.tenant,
+        sample_index=request.sample_index,
     )
 
 
 def open_session_from_pb(message: pb.OpenSessionRequest) -> OpenSession:
-    """Raises what `generation_spec_from_pb` does, and MalformedRequestError for epoch, nonce and prompt_length."""
+    """Raises what `generation_spec_from_pb` does, and of the error tree what names any other field."""
     num_committed = len(message.committed_token_ids)
     if not min(1, num_committed) <= message.prompt_length <= num_committed:
         raise MalformedRequestError("prompt_length: not within committed_token_ids", field="prompt_length")
@@ -61,6 +71,8 @@ def open_session_from_pb(message: pb.OpenSessionRequest) -> OpenSession:
         spec=generation_spec_from_pb(message.spec),
         committed_token_ids=tuple(message.committed_token_ids),
         prompt_length=message.prompt_length,
+        tenant=validate_tenant(message.tenant),
+        sample_index=natural_from_pb(message.sample_index, "sample_index", high=MAX_SAMPLES - 1),
     )
 
 
@@ -68,6 +80,8 @@ def session_event_to_pb(event: SessionEvent) -> pb.SessionEvent:
     match event:
         case Opened():
             return pb.SessionEvent(opened=_opened_to_pb(event))
+        case PromptLogprobs():
+            return pb.SessionEvent(prompt_logprobs=prompt_logprobs_to_pb(event))
         case Commit():
             return pb.SessionEvent(commit=_commit_to_pb(event))
         case Draining():
@@ -86,6 +100,8 @@ def session_event_from_pb(message: pb.SessionEvent) -> SessionEvent:
     match message.WhichOneof("event"):
         case "opened":
             return _opened_from_pb(message.opened)
+        case "prompt_logprobs":
+            return prompt_logprobs_from_pb(message.prompt_logprobs)
         case "commit":
             return _commit_from_pb(message.commit)
         case "draining":
@@ -135,6 +151,7 @@ def _commit_to_pb(commit: Commit) -> pb.Commit:
         statistics=round_statistics_to_pb(commit.statistics),
         cached_length=commit.cached_length,
         token_texts=commit.token_texts,
+        logprobs=position_logprobs_to_pb(commit.logprobs),
     )
 
 
@@ -147,6 +164,7 @@ def _commit_from_pb(message: pb.Commit) -> Commit:
         statistics=round_statistics_from_pb(message.statistics),
         cached_length=message.cached_length,
         token_texts=tuple(message.token_texts),
+        logprobs=position_logprobs_from_pb(message.logprobs),
     )
 
 

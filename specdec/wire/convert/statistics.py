@@ -69,8 +69,16 @@ def speculative_statistics_from_pb(message: pb.SpeculativeStatistics) -> Specula
 
 
 def usage_to_pb(usage: Usage) -> pb.Usage:
-    return pb.Usage(num_prompt_tokens=usage.num_prompt_tokens, num_output_tokens=usage.num_output_tokens)
+    return pb.Usage(
+        num_prompt_tokens=usage.num_prompt_tokens,
+        num_output_tokens=usage.num_output_tokens,
+        num_cached_prompt_tokens=usage.num_cached_prompt_tokens,
+    )
 
 
 def usage_from_pb(message: pb.Usage) -> Usage:
-    return Usage(num_prompt_tokens=message.num_prompt_tokens, num_output_tokens=message.num_output_tokens)
+    return Usage(
+        num_prompt_tokens=message.num_prompt_tokens,
+        num_output_tokens=message.num_output_tokens,
+        num_cached_prompt_tokens=message.num_cached_prompt_tokens,
+    )

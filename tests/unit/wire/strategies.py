@@ -11,15 +11,19 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from hypothesis import strategies as st
 
-from specdec.messages import SparseDistribution
+from specdec.messages import SparseDistribution, TokenLogprob
 from specdec.params import ChatMessage, GenerationSpec
 
 INT32 = st.integers(0, 2**31 - 1)
 DURATION_S = st.integers(0, 10**9).map(lambda ticks: ticks / 512)  # 1/512 s is a whole number of nanoseconds
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 TOKENS = st.lists(INT32, max_size=8).map(tuple)
+SESSION_IDS = st.from_regex(r"[A-Za-z0-9_-]{1,64}(\.(0|[1-9][0-9]?))?", fullmatch=True)
 BY_NAME: dict[str, st.SearchStrategy[Any]] = {
-    "session_id": st.from_regex(r"[A-Za-z0-9_-]{1,64}", fullmatch=True),
+    "session_id": SESSION_IDS,
+    "sample_session_ids": st.lists(SESSION_IDS, max_size=4).map(tuple),
+    "sample_index": st.integers(0, 15),
+    "tenant": st.from_regex(r"[A-Za-z0-9_-]{0,64}", fullmatch=True),
     "epoch": st.integers(1, 2**63 - 1),
     "attachment_id": st.integers(1, 2**63 - 1),
     "round": st.integers(0, 2**63 - 1),
@@ -41,6 +45,8 @@ def instances(cls: type[Any]) -> st.SearchStrategy[Any]:
     if cls is SparseDistribution:
         probs = st.lists(st.floats(0, 1, width=32), max_size=4).map(tuple)
         return st.builds(SparseDistribution, TOKENS, probs)
+    if cls is TokenLogprob:
+        return st.builds(TokenLogprob, INT32, st.floats(allow_nan=False, width=32))
     hints = typing.get_type_hints(cls)
     fields = {field.name: _values(hints[field.name], field.name) for field in dataclasses.fields(cls)}
     made = st.builds(cls, **fields)

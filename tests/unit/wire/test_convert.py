@@ -192,7 +192,17 @@ def test_lists_longer_than_their_limit_are_refused_before_they_are_copied() -> N
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("epoch", 0), ("owner_nonce", b"short"), ("owner_nonce", b"x" * 65), ("session_id", "a b"), ("prompt_length", 3)],
+    [
+        ("epoch", 0),
+        ("owner_nonce", b"short"),
+        ("owner_nonce", b"x" * 65),
+        ("session_id", "a b"),
+        ("session_id", "a.b"),
+        ("prompt_length", 3),
+        ("tenant", "a b"),
+        ("sample_index", -1),
+        ("sample_index", 16),
+    ],
 )
 def test_an_owner_s_request_is_checked_field_by_field(field: str, value: Any) -> None:
     good = {"session_id": "s", "epoch": 1, "owner_nonce": b"x" * 16, "committed_token_ids": [1, 2], "prompt_length": 1}
