@@ -21,6 +21,7 @@ from specdec.messages import (
     Draining,
     Fenced,
     Opened,
+    PromptLogprobs,
     RoundStatistics,
     SessionEvent,
     SessionFinished,
@@ -100,6 +101,8 @@ def apply(session: Session, event: SessionEvent | OwnEvent) -> Session:
             return dataclasses.replace(session, epoch=event.epoch)
         case Opened():
             return _opened(session, event)
+        case PromptLogprobs():
+            return _with_prompt_logprobs(session, event)
         case Commit():
             return _committed(session, event)
         case SessionFinished():
@@ -130,6 +133,13 @@ def _opened(session: Session, opened: Opened) -> Session:
     )
 
 
+def _with_prompt_logprobs(session: Session, event: PromptLogprobs) -> Session:
+    _require(session.phase is SessionPhase.OPENED, "log-probabilities of the prompt before Opened or after a commit")
+    end_position = event.start_position + len(event.logprobs)
+    _require(1 <= event.start_position < end_position <= session.prompt_length, "not positions of the prompt")
+    return session
+
+
 def _committed(session: Session, commit: Commit) -> Session:
     _require(session.phase in (SessionPhase.OPENED, SessionPhase.STREAMING), "a commit before Opened")
     _require(commit.round == session.round + 1, f"round {commit.round} after {session.round}")
@@ -138,6 +148,7 @@ def _committed(session: Session, commit: Commit) -> Session:
         f"a commit at {commit.base_position} where {session.committed_length} are committed",
     )
     _require(len(commit.token_ids) > 0, "a commit without tokens")
+    _require(len(commit.logprobs) in (0, len(commit.token_ids)), "log-probabilities of other tokens than the commit's")
     statistics = commit.statistics
     drafter_cached_length = session.drafter_cached_length
     if statistics.num_draft_tokens > 0:

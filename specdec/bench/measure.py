@@ -111,7 +111,7 @@ async def receive(events: AsyncIterator[GenerationEvent], clock: Callable[[], fl
         elif isinstance(event, Delta):
             deltas.append(event)
             arrivals_s.append(clock() - began)
-        else:
+        elif isinstance(event, Finished):
             finished = event
     elapsed_s = clock() - began
     if started is None or finished is None or not deltas:

@@ -12,9 +12,12 @@ from specdec.messages import (
     Fenced,
     Numerics,
     Opened,
+    PositionLogprobs,
+    PromptLogprobs,
     RoundStatistics,
     SessionFinished,
     SpeculativeStatistics,
+    TokenLogprob,
     Usage,
 )
 from specdec.params import AcceptanceRule, FinishReason, NextTokenKind
@@ -49,6 +52,28 @@ def test_a_session_runs_from_claim_to_finish() -> None:
     assert session.usage == Usage(3, 4)
     session = apply(session, FINISHED)
     assert (session.phase, session.finish_reason) == (SessionPhase.FINISHED, FinishReason.LENGTH)
+
+
+def test_log_probabilities_of_the_prompt_come_between_its_opening_and_the_first_commit() -> None:
+    some = PositionLogprobs(TokenLogprob(6, -1.0))
+    opened = apply(CLAIMED, OPENED)
+    assert apply(opened, PromptLogprobs(1, (some, some))) == opened
+    for start_position, num_positions in ((0, 1), (2, 2), (1, 0)):
+        with pytest.raises(UnexpectedEventError):
+            apply(opened, PromptLogprobs(start_position, (some,) * num_positions))
+    with pytest.raises(UnexpectedEventError):
+        apply(CLAIMED, PromptLogprobs(1, (some,)))
+    with pytest.raises(UnexpectedEventError):
+        apply(apply(opened, commit(1, 3, 1)), PromptLogprobs(1, (some,)))
+
+
+def test_a_commit_brings_log_probabilities_of_all_its_tokens_or_of_none() -> None:
+    some = PositionLogprobs(TokenLogprob(6, -1.0))
+    opened = apply(CLAIMED, OPENED)
+    two_tokens = commit(1, 3, 2)
+    assert apply(opened, dataclasses.replace(two_tokens, logprobs=(some, some))).committed_length == 5
+    with pytest.raises(UnexpectedEventError):
+        apply(opened, dataclasses.replace(two_tokens, logprobs=(some,)))
 
 
 def test_a_resumed_session_goes_on_behind_what_was_committed_and_kept() -> None:

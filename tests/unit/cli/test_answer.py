@@ -33,7 +33,7 @@ async def test_the_json_of_an_answer_has_the_promised_keys() -> None:
     written = json.loads(json.dumps(answer.to_json()))
     assert set(written) == {"text", "token_ids", "finish_reason", "usage", "speculative"}
     assert written["finish_reason"] == "LENGTH"
-    assert written["usage"] == {"num_prompt_tokens": 3, "num_output_tokens": 2}
+    assert written["usage"] == {"num_prompt_tokens": 3, "num_output_tokens": 2, "num_cached_prompt_tokens": 0}
 
 
 async def test_a_rate_is_tokens_over_the_whole_time() -> None:

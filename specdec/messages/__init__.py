@@ -1,0 +1,108 @@
+"""The typed messages that pass between roles, free of protobuf. `specdec.wire.convert` alone maps them to the wire.
+
+Names and fields are those of the protos, where each is explained. Durations are seconds.
+"""
+
+from specdec.messages.drafting import (
+    Addressed,
+    Advance,
+    Attach,
+    Attached,
+    AttachRefusal,
+    AttachRefused,
+    BudgetUpdate,
+    Detach,
+    Detached,
+    DetachReason,
+    Draft,
+    DrafterMessage,
+    Dropped,
+    DropReason,
+    RefusalReason,
+    Refused,
+    SparseDistribution,
+    Verdict,
+    VerifierMessage,
+)
+from specdec.messages.generation import (
+    AttachSession,
+    Delta,
+    Finished,
+    GenerationEvent,
+    Started,
+)
+from specdec.messages.logprobs import (
+    PositionLogprobs,
+    PromptLogprobs,
+    TokenLogprob,
+)
+from specdec.messages.sessions import (
+    AttachmentChange,
+    AttachmentState,
+    Commit,
+    Draining,
+    Fenced,
+    Opened,
+    OpenSession,
+    SessionEvent,
+    SessionFinished,
+)
+from specdec.messages.statistics import (
+    RoundStatistics,
+    SpeculativeStatistics,
+    Usage,
+)
+from specdec.messages.status import (
+    Load,
+    ModelInfo,
+    Numerics,
+    SelfCheck,
+    ServerStatus,
+)
+
+__all__ = [
+    "Addressed",
+    "Advance",
+    "Attach",
+    "AttachRefusal",
+    "AttachRefused",
+    "AttachSession",
+    "Attached",
+    "AttachmentChange",
+    "AttachmentState",
+    "BudgetUpdate",
+    "Commit",
+    "Delta",
+    "Detach",
+    "DetachReason",
+    "Detached",
+    "Draft",
+    "DrafterMessage",
+    "Draining",
+    "DropReason",
+    "Dropped",
+    "Fenced",
+    "Finished",
+    "GenerationEvent",
+    "Load",
+    "ModelInfo",
+    "Numerics",
+    "OpenSession",
+    "Opened",
+    "PositionLogprobs",
+    "PromptLogprobs",
+    "RefusalReason",
+    "Refused",
+    "RoundStatistics",
+    "SelfCheck",
+    "ServerStatus",
+    "SessionEvent",
+    "SessionFinished",
+    "SparseDistribution",
+    "SpeculativeStatistics",
+    "Started",
+    "TokenLogprob",
+    "Usage",
+    "Verdict",
+    "VerifierMessage",
+]
