@@ -85,7 +85,7 @@ class AdminServicer(AdminServiceServicer):
     async def KillSession(  # noqa: N802 - the name of the RPC
         self, request: pb.KillSessionRequest, context: Context
     ) -> pb.KillSessionResponse:
-        found = request.session_id in self._sessions.running
+        found = self._sessions.is_running(request.session_id)
         if found:
             await self._sessions.cancel(request.session_id)
         return pb.KillSessionResponse(found=found)

@@ -15,6 +15,7 @@ import structlog
 from orchestrator.cluster import Cluster
 from orchestrator.endpoints import EndpointView
 from orchestrator.router import choose_verifier
+from orchestrator.samples import Placement
 from orchestrator.session_store import AcquireStatus, SessionStore
 from specdec.errors import (
     DrainingError,
@@ -41,13 +42,20 @@ _log = structlog.get_logger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """What is to be opened. `committed_token_ids` (prompt and output) are those of a session that is resumed."""
+    """What is to be opened.
+
+    `committed_token_ids` (prompt and output) are those of a session that is resumed. `placement` is shared by the
+    samples of one request: the first that is opened decides it, the others follow.
+    """
 
     session_id: SessionId
     owner_nonce: bytes
     spec: GenerationSpec
     committed_token_ids: tuple[int, ...] = ()
     prompt_length: int = 0
+    tenant: str = ""
+    sample_index: int = 0
+    placement: Placement | None = None
 
     @property
     def must_be_new(self) -> bool:
@@ -119,28 +127,40 @@ class Claimant:
         _log.warning("claimed_without_store", session_id=self._claim.session_id, epoch=self.epoch)
 
     async def open(self) -> OpenedSession:
-        """Tries one verifier after another.
+        """Tries one verifier after another; samples of one request go where the first of them was taken.
 
         Raises:
             NoVerifierError, OverloadedError, UnknownModelError: no verifier takes the session.
             FencedError: verifiers know higher and higher epochs: somebody else claims the session too.
             SpecdecError: what the verifier refused the request with.
         """
+        spec, placement = self._claim.spec, self._claim.placement
+        if placement is None:
+            return await self._open(spec)
+        async with placement.deciding:
+            if placement.endpoint == "":
+                opening = await self._open(spec)
+                placement.endpoint = opening.verifier.endpoint
+                placement.prompt_token_ids = tuple(opening.opened.prompt_token_ids)
+                return opening
+        return await self._open(dataclasses.replace(spec, prompt=placement.prompt_token_ids), placement.endpoint)
+
+    async def _open(self, spec: GenerationSpec, only_endpoint: str = "") -> OpenedSession:
         excluded: set[str] = set()
         last_refusal: SpecdecError | None = None
         num_fenced = 0
         while num_fenced < _NUM_FENCED_CLAIMS:
             try:
                 verifier = choose_verifier(
-                    self._cluster.verifiers,
-                    self._claim.spec.model,
+                    [view for view in self._cluster.verifiers if only_endpoint in ("", view.endpoint)],
+                    spec.model,
                     excluded=excluded,
                     num_own_sessions=self._num_own_sessions(),
                 )
             except NoVerifierError as error:
                 raise last_refusal if isinstance(last_refusal, OverloadedError) else error from last_refusal
             try:
-                first, events = await self._first_event(verifier)
+                first, events = await self._first_event(verifier, spec)
             except (PeerUnavailableError, DrainingError, LoadingError, OverloadedError, TimeoutError) as error:
                 last_refusal = error if isinstance(error, SpecdecError) else None
                 fields = {"verifier": verifier.endpoint, "error": type(error).__name__}
@@ -153,15 +173,19 @@ class Claimant:
             await self.acquire(first.highest_epoch)
         raise FencedError("another owner claims the session too")
 
-    async def _first_event(self, verifier: EndpointView) -> tuple[Opened | Fenced, AsyncGenerator[SessionEvent, None]]:
+    async def _first_event(
+        self, verifier: EndpointView, spec: GenerationSpec
+    ) -> tuple[Opened | Fenced, AsyncGenerator[SessionEvent, None]]:
         claim = self._claim
         request = OpenSession(
             session_id=claim.session_id,
             epoch=self.epoch,
             owner_nonce=claim.owner_nonce,
-            spec=claim.spec,
+            spec=spec,
             committed_token_ids=claim.committed_token_ids,
             prompt_length=claim.prompt_length,
+            tenant=claim.tenant,
+            sample_index=claim.sample_index,
         )
         try:
             peer = self._cluster.verifier(verifier.endpoint)

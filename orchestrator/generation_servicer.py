@@ -17,6 +17,7 @@ from specdec.wire.convert import (
     model_info_to_pb,
     server_status_to_pb,
 )
+from specdec.wire.tenant import tenant_from_metadata
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -29,7 +30,8 @@ class GenerationServicer(GenerationServiceServicer):
     async def Generate(  # noqa: N802 - the name of the RPC
         self, request: pb.GenerateRequest, context: Context
     ) -> AsyncIterator[pb.GenerateResponse]:
-        frames = self._sessions.generate(request.session_id, generation_spec_from_pb(request.spec))
+        spec, tenant = generation_spec_from_pb(request.spec), tenant_from_metadata(context.invocation_metadata())
+        frames = self._sessions.generate(request.session_id, spec, tenant)
         async with contextlib.aclosing(frames):
             async for frame in frames:
                 yield pb.GenerateResponse(event=generation_event_to_pb(frame))
@@ -38,7 +40,8 @@ class GenerationServicer(GenerationServiceServicer):
         self, request: pb.ResumeRequest, context: Context
     ) -> AsyncIterator[pb.ResumeResponse]:
         spec = generation_spec_from_pb(request.spec) if request.HasField("spec") else None
-        frames = self._sessions.resume(request.session_id, request.received_token_ids, spec)
+        tenant = tenant_from_metadata(context.invocation_metadata())
+        frames = self._sessions.resume(request.session_id, request.received_token_ids, spec, tenant)
         async with contextlib.aclosing(frames):
             async for frame in frames:
                 yield pb.ResumeResponse(event=generation_event_to_pb(frame))

@@ -3,9 +3,20 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator
+from typing import Protocol
 
 from specdec.errors import SlowReaderError, SpecdecError
 from specdec.messages import GenerationEvent
+
+
+class FrameSink(Protocol):
+    """Where a session's frames go."""
+
+    def put(self, frame: GenerationEvent) -> None:
+        """Raises SlowReaderError where the reader is too far behind."""
+
+    def close(self, error: SpecdecError | None = None) -> None:
+        """Nothing follows; only the first call counts."""
 
 
 class Outbox:

@@ -16,7 +16,9 @@ Fields of the record:
     lease_expires_ms        by the store's own clock; 0 once released
     request                 the normalised GenerationSpec as JSON: seed, rule and max_new_tokens as they are in force;
                             its prompt is left out, and empty when read back, since it stands in the tokens
-    model, numerics_fingerprint, tenant
+    model, numerics_fingerprint
+    tenant                  whom the session is for; Resume has to name the same one
+    sample_index            which of its request's samples the session is
     verifier, drafter       endpoints; drafter is empty where none is attached
     round                   of the last commit within (epoch, nonce)
     prompt_length, committed_length, verifier_cached_length, drafter_cached_length
@@ -64,7 +66,8 @@ class Checkpoint:
     drafter_cached_length: int
     prefix_digest: bytes
     token_ids: Sequence[int]
-    tenant: str = ""
+    tenant: str
+    sample_index: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +103,8 @@ class SessionRecord:
     prefix_digest: bytes
     token_ids: tuple[int, ...] | None
     finish_reason: FinishReason | None
+    tenant: str
+    sample_index: int
 
 
 def record_keys(session_id: SessionId) -> list[str]:
@@ -131,6 +136,7 @@ def checkpoint_fields(checkpoint: Checkpoint) -> dict[str, str | bytes]:
         "model": checkpoint.model,
         "numerics_fingerprint": checkpoint.numerics_fingerprint,
         "tenant": checkpoint.tenant,
+        "sample_index": str(checkpoint.sample_index),
         "verifier": checkpoint.verifier,
         "drafter": checkpoint.drafter,
         "prompt_length": str(checkpoint.prompt_length),
@@ -168,4 +174,6 @@ def decode_record(fields: Mapping[bytes, bytes], tokens: bytes) -> SessionRecord
         prefix_digest=fields.get(b"prefix_digest", b""),
         token_ids=decode_tokens(tokens) if number("store_tokens") else None,
         finish_reason=FinishReason(finish_reason) if finish_reason else None,
+        tenant=text("tenant"),
+        sample_index=number("sample_index"),
     )

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 
 import structlog
@@ -17,7 +17,7 @@ import structlog
 from orchestrator.attachments import AttachFacts, DrafterKeeper
 from orchestrator.claim import Claim, Claimant, OpenedSession
 from orchestrator.cluster import Cluster
-from orchestrator.outbox import Outbox
+from orchestrator.outbox import FrameSink
 from orchestrator.prefix import TokenPrefix
 from orchestrator.record import Checkpoint, CommittedRound
 from orchestrator.record_writer import RecordWriter
@@ -36,7 +36,7 @@ from specdec.messages import (
     Delta,
     Draining,
     Finished,
-    GenerationEvent,
+    PromptLogprobs,
     RoundStatistics,
     SessionFinished,
     Started,
@@ -45,7 +45,6 @@ from specdec.params import FinishReason
 from specdec.session import ClientGone, Reclaimed, Session, SessionPhase, UnexpectedEventError, VerifierGone, apply
 from specdec.telemetry import OrchestratorMetrics
 
-_OUTBOX_CAPACITY = 256
 _NO_ROUND = RoundStatistics(0, 0, None, 0.0, 0.0, 0.0)
 """Of tokens that an earlier epoch's rounds decided."""
 
@@ -75,9 +74,12 @@ class StopReason(Enum):
 
 
 class SessionRunner:
-    """`start`, then `frames` for the client. `stop` ends it early; `ended` is set when nothing of it is left to do."""
+    """`start` it, and its frames (Started, Deltas, Finished; or an error of specdec.errors) go to the outbox.
 
-    def __init__(self, claim: Claim, context: RunnerContext) -> None:
+    `stop` ends it early; `ended` is set when nothing of it is left to do.
+    """
+
+    def __init__(self, claim: Claim, context: RunnerContext, outbox: FrameSink) -> None:
         self._claim = claim
         self._context = context
         self._claimant = Claimant(
@@ -88,7 +90,7 @@ class SessionRunner:
             store_is_reachable=context.store_is_reachable,
             num_own_sessions=context.num_own_sessions,
         )
-        self._outbox = Outbox(_OUTBOX_CAPACITY)
+        self._outbox = outbox
         self._prefix = TokenPrefix(claim.committed_token_ids)
         self._stop_reason: StopReason | None = None
         self._stream_over = False
@@ -108,6 +110,11 @@ class SessionRunner:
         )
 
     @property
+    def tenant(self) -> str:
+        """Whom the session is for, empty where the request names nobody."""
+        return self._claim.tenant
+
+    @property
     def verifier(self) -> str:
         """Endpoint, empty before `Opened`."""
         return self._opened.verifier.endpoint if self._opened is not None else ""
@@ -122,10 +129,6 @@ class SessionRunner:
         self._task = asyncio.create_task(self._run(), name=f"session {self._claim.session_id}")
         self._task.add_done_callback(self._on_done)
         self._task.add_done_callback(lambda _: on_ended())
-
-    def frames(self) -> AsyncGenerator[GenerationEvent, None]:
-        """Started, Deltas, Finished; or an error of specdec.errors."""
-        return self._outbox.frames()
 
     def stop(self, reason: StopReason) -> None:
         """The verifier's rows are freed at once. Only the first reason counts, and none once the stream is over."""
@@ -163,7 +166,8 @@ class SessionRunner:
             case StopReason.CANCELLED:
                 usage, speculative = self.session.usage, self.session.speculative
                 with contextlib.suppress(SpecdecError):  # a client that does not read is not told
-                    self._outbox.put(Finished(FinishReason.CANCELLED, usage, speculative, ""))
+                    finished = Finished(FinishReason.CANCELLED, usage, speculative, "", self._claim.sample_index)
+                    self._outbox.put(finished)
                 self._context.metrics.request_success.labels(FinishReason.CANCELLED.value).inc()
                 return None
             case StopReason.DRAINING:
@@ -213,7 +217,8 @@ class SessionRunner:
         )
         if opened.kept_token_ids:
             # Their text comes with the next commit: the verifier counts text from what it was given as committed.
-            self._outbox.put(Delta("", tuple(opened.kept_token_ids), num_received, _NO_ROUND))
+            kept = tuple(opened.kept_token_ids)
+            self._outbox.put(Delta("", kept, num_received, _NO_ROUND, sample_index=self._claim.sample_index))
 
     def _side_tasks(self) -> list[asyncio.Task[None]]:
         tasks = []
@@ -238,8 +243,11 @@ class SessionRunner:
                 match event:
                     case Commit():
                         await self._relay_commit(event)
+                    case PromptLogprobs():
+                        self._outbox.put(event)
                     case SessionFinished():
-                        self._outbox.put(Finished(event.reason, event.usage, event.speculative, event.text))
+                        index = self._claim.sample_index
+                        self._outbox.put(Finished(event.reason, event.usage, event.speculative, event.text, index))
                         self._stream_over = True  # what ends the session from outside comes too late now
                         self._outbox.close()
                         self._context.metrics.request_success.labels(event.reason.value).inc()
@@ -271,7 +279,15 @@ class SessionRunner:
             drafter_cached_length=self.session.drafter_cached_length,
             drafter=self.drafter,
         )
-        delta = Delta(commit.text, commit.token_ids, commit.base_position, commit.statistics, commit.token_texts)
+        delta = Delta(
+            text=commit.text,
+            token_ids=commit.token_ids,
+            position=commit.base_position,
+            round=commit.statistics,
+            token_texts=commit.token_texts,
+            logprobs=commit.logprobs,
+            sample_index=self._claim.sample_index,
+        )
         if self._writer is not None:
             self._writer.push(committed)
             if self._context.strict:
@@ -320,6 +336,8 @@ class SessionRunner:
             drafter_cached_length=session.drafter_cached_length,
             prefix_digest=self._prefix.digest(),
             token_ids=self._prefix.snapshot(),
+            tenant=self._claim.tenant,
+            sample_index=self._claim.sample_index,
         )
 
     def _attach_facts(self, opening: OpenedSession) -> AttachFacts:

@@ -1,6 +1,7 @@
 """The sessions that this orchestrator serves: begin, resume, cancel, kill, list, drain.
 
-Knows every running session and what a request must look like before a verifier sees it. No protobuf, no tokens decided.
+Knows every running session and what a request must look like before a verifier sees it. A request for several samples
+is as many sessions, named `id.index`, behind one stream. No protobuf, no tokens decided.
 """
 
 import asyncio
@@ -14,11 +15,14 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 import structlog
 
 from orchestrator.claim import Claim
+from orchestrator.outbox import FrameSink, Outbox
 from orchestrator.record import RecordState, SessionRecord
+from orchestrator.samples import Placement, SampleStream
 from orchestrator.session_runner import RunnerContext, SessionRunner, StopReason
 from specdec.errors import (
     DrainingError,
     FencedError,
+    InvalidParameterError,
     NotOfferedError,
     OverloadedError,
     ResumeMismatchError,
@@ -28,12 +32,21 @@ from specdec.errors import (
 )
 from specdec.ids import SessionId, digest_tokens
 from specdec.messages import GenerationEvent
-from specdec.params import GenerationSpec, prompt_token_ids, validate_request_id, validate_session_id
+from specdec.params import (
+    MAX_SAMPLES,
+    GenerationSpec,
+    prompt_token_ids,
+    sample_session_id,
+    validate_request_id,
+    validate_session_id,
+)
 
 _NONCE_BYTES = 16
 _SEED_BITS = 63
 _END_TIMEOUT_S = 5.0
 _RETRY_AFTER_S = 1.0
+_OUTBOX_CAPACITY = 256
+"""Frames of one sample that its client may be behind."""
 
 _log = structlog.get_logger(__name__)
 
@@ -45,6 +58,8 @@ class Sessions:
         self._context = dataclasses.replace(context, num_own_sessions=self.num_by_verifier)
         self._max_sessions = max_sessions
         self._runners: dict[SessionId, SessionRunner] = {}
+        self._samples: dict[SessionId, tuple[SessionId, ...]] = {}
+        """The sessions of each request for several samples, while its stream runs."""
         self.draining = False
 
     @property
@@ -54,31 +69,39 @@ class Sessions:
     def num_by_verifier(self) -> Mapping[str, int]:
         return Counter(runner.verifier for runner in self._runners.values())
 
-    async def generate(self, session_id: str, spec: GenerationSpec) -> AsyncGenerator[GenerationEvent, None]:
-        """One output's frames. Closing the iterator means that the client is gone.
+    async def generate(
+        self, session_id: str, spec: GenerationSpec, tenant: str = ""
+    ) -> AsyncGenerator[GenerationEvent, None]:
+        """The frames of one output, or of several samples. Closing the iterator means that the client is gone.
 
         Raises:
-            EmptyPromptError, InvalidParameterError, UnsupportedParameterError: see GenerationSpec.validated.
+            EmptyPromptError, InvalidParameterError: see GenerationSpec.validated.
             SessionExistsError, OverloadedError, DrainingError: it cannot begin here.
             SpecdecError: whatever ended the stream.
         """
         name = SessionId(validate_request_id(session_id) if session_id else uuid.uuid4().hex)
-        if name in self._runners:
+        if self.is_running(name):
             raise SessionExistsError("the session id is in use")
-        claim = Claim(name, secrets.token_bytes(_NONCE_BYTES), _with_seed(spec.validated()))
-        async for frame in self._serve(claim):
-            yield frame
+        spec = _with_seed(spec.validated())
+        if spec.num_samples == 1:
+            frames = self._serve(Claim(name, secrets.token_bytes(_NONCE_BYTES), spec, tenant=tenant))
+        else:
+            frames = self._serve_samples(name, spec, tenant)
+        async with contextlib.aclosing(frames):
+            async for frame in frames:
+                yield frame
 
     async def resume(
-        self, session_id: str, received_token_ids: Sequence[int], spec: GenerationSpec | None
+        self, session_id: str, received_token_ids: Sequence[int], spec: GenerationSpec | None, tenant: str = ""
     ) -> AsyncGenerator[GenerationEvent, None]:
         """The rest of an output, from the first token that the client has not received.
 
         The session goes on from what the client has: the verifier tells text from there on, and greedy and coupled
-        sessions come to the same tokens again. What the record has beyond it no client ever saw.
+        sessions come to the same tokens again. What the record has beyond it no client ever saw. Log-probabilities go
+        on with the tokens that are decided from then on; those of the prompt were told.
 
         Raises:
-            UnknownSessionError: no record, or none that was opened.
+            UnknownSessionError: no record, none that was opened, or one of another tenant.
             ResumeMismatchError: the tokens are not the session's.
             NotOfferedError: the record keeps no tokens and the request does not bring the prompt as token ids.
             StoreUnavailableError: the record cannot be read.
@@ -86,9 +109,13 @@ class Sessions:
         """
         name = SessionId(validate_session_id(session_id))
         if (runner := self._runners.get(name)) is not None:
+            if runner.tenant != tenant:
+                raise UnknownSessionError("no such session")
             await self._end(runner, StopReason.RESUMED)
         record = await self._context.store.read(name)
         if record is None or record.request is None or record.state not in (RecordState.OPEN, RecordState.FINISHED):
+            raise UnknownSessionError("no such session")
+        if record.tenant != tenant:
             raise UnknownSessionError("no such session")
         prompt = _prompt_of(record, spec)
         received = tuple(received_token_ids)
@@ -96,31 +123,33 @@ class Sessions:
         claim = Claim(
             name,
             secrets.token_bytes(_NONCE_BYTES),
-            dataclasses.replace(record.request, prompt=prompt),
+            dataclasses.replace(record.request, prompt=prompt, num_prompt_logprobs=None),
             committed_token_ids=prompt + received,
             prompt_length=len(prompt),
+            tenant=tenant,
+            sample_index=record.sample_index,
         )
-        async for frame in self._serve(claim):
-            yield frame
+        async with contextlib.aclosing(self._serve(claim)) as frames:
+            async for frame in frames:
+                yield frame
 
     async def cancel(self, session_id: str) -> bool:
-        """Ends a session wherever it runs and deletes its record. False where there is none.
+        """Ends a session, with all samples of its request, wherever it runs, and deletes its record. False where there
+        is none.
 
         Raises:
             StoreUnavailableError: it does not run here, and the store that may know it does not answer.
         """
         name = SessionId(validate_session_id(session_id))
-        runner = self._runners.get(name)
-        if runner is not None:
-            await self._end(runner, StopReason.CANCELLED)
-        try:
-            recorded = await self._context.store.cancel(name)
-        except StoreUnavailableError:
-            if runner is None:
-                raise
-            _log.warning("record_not_deleted", session_id=name)
-            recorded = False
-        return recorded or runner is not None
+        names = self._sessions_of(name)
+        runners = [self._runners[each] for each in names if each in self._runners]
+        await asyncio.gather(*(self._end(runner, StopReason.CANCELLED) for runner in runners))
+        deleted = await asyncio.gather(*(self._delete_record(each, must=not runners) for each in names))
+        return any(deleted) or bool(runners)
+
+    def is_running(self, session_id: str) -> bool:
+        """Whether a session, or a request for several samples, has its stream here."""
+        return session_id in self._runners or session_id in self._samples
 
     async def drain(self, grace_s: float) -> None:
         """Takes no new sessions; those that run may end for `grace_s`, the rest are told to resume elsewhere."""
@@ -130,21 +159,82 @@ class Sessions:
         await asyncio.gather(*(self._end(runner, StopReason.DRAINING) for runner in list(self._runners.values())))
 
     async def _serve(self, claim: Claim) -> AsyncGenerator[GenerationEvent, None]:
-        if self.draining:
-            raise DrainingError("the orchestrator takes no new sessions", retry_after_s=_RETRY_AFTER_S)
         if claim.session_id in self._runners:
             raise FencedError("the session is being resumed already")
-        if len(self._runners) >= self._max_sessions:
-            raise OverloadedError("too many sessions", retry_after_s=_RETRY_AFTER_S)
-        runner = SessionRunner(claim, self._context)
-        self._runners[claim.session_id] = runner
-        runner.start(on_ended=lambda: self._runners.pop(claim.session_id, None))
+        self._admit(1)
+        outbox = Outbox(_OUTBOX_CAPACITY)
+        runner = self._start(claim, outbox)
         try:
-            async with contextlib.aclosing(runner.frames()) as frames:
+            async with contextlib.aclosing(outbox.frames()) as frames:
                 async for frame in frames:
                     yield frame
         finally:
             runner.stop(StopReason.CLIENT_GONE)
+
+    async def _serve_samples(
+        self, name: SessionId, spec: GenerationSpec, tenant: str
+    ) -> AsyncGenerator[GenerationEvent, None]:
+        names = tuple(sample_session_id(name, index) for index in range(spec.num_samples))
+        if any(each in self._runners for each in names):
+            raise SessionExistsError("the session id is in use")
+        self._admit(len(names))
+        runners: list[SessionRunner] = []
+
+        def stop_all() -> None:
+            for runner in runners:
+                runner.stop(StopReason.CLIENT_GONE)
+
+        stream = SampleStream(name, names, _OUTBOX_CAPACITY, on_failed=stop_all)
+        placement = Placement()
+        self._samples[name] = names
+        try:
+            for index, outbox in enumerate(stream.outboxes):
+                claim = Claim(
+                    names[index],
+                    secrets.token_bytes(_NONCE_BYTES),
+                    spec.of_sample(index),
+                    tenant=tenant,
+                    sample_index=index,
+                    placement=placement,
+                )
+                runners.append(self._start(claim, outbox))
+            async with contextlib.aclosing(stream.frames()) as frames:
+                async for frame in frames:
+                    yield frame
+        finally:
+            del self._samples[name]
+            stop_all()
+
+    def _admit(self, num_sessions: int) -> None:
+        if self.draining:
+            raise DrainingError("the orchestrator takes no new sessions", retry_after_s=_RETRY_AFTER_S)
+        if num_sessions > self._max_sessions:
+            raise InvalidParameterError(f"num_samples: at most {self._max_sessions} here", field="num_samples")
+        if len(self._runners) + num_sessions > self._max_sessions:
+            raise OverloadedError("too many sessions", retry_after_s=_RETRY_AFTER_S)
+
+    def _start(self, claim: Claim, outbox: FrameSink) -> SessionRunner:
+        runner = SessionRunner(claim, self._context, outbox)
+        self._runners[claim.session_id] = runner
+        runner.start(on_ended=lambda: self._runners.pop(claim.session_id, None))
+        return runner
+
+    def _sessions_of(self, name: SessionId) -> tuple[SessionId, ...]:
+        """The session of that name, or those of its samples; both where it runs elsewhere, which only records tell."""
+        if name in self._samples:
+            return self._samples[name]
+        if name in self._runners or "." in name:
+            return (name,)
+        return (name, *(sample_session_id(name, index) for index in range(MAX_SAMPLES)))
+
+    async def _delete_record(self, name: SessionId, *, must: bool) -> bool:
+        try:
+            return await self._context.store.cancel(name)
+        except StoreUnavailableError:
+            if must:
+                raise
+            _log.warning("record_not_deleted", session_id=name)
+            return False
 
     async def _end(self, runner: SessionRunner, reason: StopReason) -> None:
         runner.stop(reason)

@@ -31,6 +31,8 @@ def make_checkpoint(lease: Lease, token_ids: Sequence[int] = PROMPT, *, round_nu
         drafter_cached_length=0,
         prefix_digest=digest_tokens(token_ids),
         token_ids=tuple(token_ids),
+        tenant="somebody",
+        sample_index=3,
     )
 
 
