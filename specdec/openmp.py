@@ -27,6 +27,7 @@ def _load_runtime() -> ctypes.CDLL | None:
         runtime.GOMP_parallel.restype = None
         _name_symbol("specdec_part_index", runtime.omp_get_thread_num)
         _name_symbol("specdec_num_parts", runtime.omp_get_num_threads)
+        _name_symbol("specdec_barrier", runtime.GOMP_barrier)
     except (OSError, AttributeError):
         return None
     return runtime
@@ -40,12 +41,17 @@ def _name_symbol(name: str, function: Any) -> None:
 _ONLY_PART, _ONE_PART = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 0), ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 1)
 _name_symbol("specdec_part_index", _ONLY_PART)
 _name_symbol("specdec_num_parts", _ONE_PART)
+_NO_BARRIER = ctypes.CFUNCTYPE(None)(lambda: None)
+_name_symbol("specdec_barrier", _NO_BARRIER)
 _RUNTIME = _load_runtime()
 
 part_index = types.ExternalFunction("specdec_part_index", types.int32())
 """Inside a kernel: which share of the work is the caller's, from 0."""
 num_parts = types.ExternalFunction("specdec_num_parts", types.int32())
 """Inside a kernel: into how many shares the work is cut."""
+
+barrier = types.ExternalFunction("specdec_barrier", types.void())
+"""Inside a kernel: waits until every share has come here."""
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -63,12 +69,13 @@ def kernel(arguments: dtype[Any]) -> Callable[[Callable[..., None]], Any]:
     return cfunc(types.void(types.CPointer(from_dtype(arguments))), cache=True, nopython=True)  # type: ignore[no-any-return]
 
 
-def run(compiled: Any, arguments: NDArray[Any]) -> None:
+def run(compiled: Any, arguments: NDArray[Any], *, alone: bool = False) -> None:
     """Runs a kernel on one record of arguments, over torch's threads. The interpreter is free meanwhile.
 
-    What the record points to must live until this returns.
+    What the record points to must live until this returns. `alone` runs it on the calling thread: for work that is done
+    before another thread has woken.
     """
-    if _RUNTIME is None:
+    if alone or _RUNTIME is None:
         compiled.ctypes(arguments.ctypes.data)
     else:
         _RUNTIME.GOMP_parallel(compiled.address, arguments.ctypes.data, torch.get_num_threads(), 0)

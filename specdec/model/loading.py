@@ -13,11 +13,16 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from specdec.errors import ModelLoadError
-from specdec.messages import ModelInfo
+from specdec.messages import ModelInfo, SelfCheck
+from specdec.model.interface import Runner
 from specdec.model.linear import Quantization, default_dtype
 from specdec.model.progress import silence_transformers, step_progress
 from specdec.model.runner import ModelRunner
+from specdec.model.self_check import run_self_check
 from specdec.model.sources import find_model
+from specdec.model.synthetic import SyntheticRunner, check_synthetic
+from specdec.model.synthetic_options import is_synthetic, parse_synthetic
+from specdec.model.synthetic_tokenizer import synthetic_tokenizer
 from specdec.model.tokenizer import TextTokenizer
 
 DeviceName = Literal["auto", "cpu", "cuda"]
@@ -26,9 +31,17 @@ DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 
 @dataclasses.dataclass(frozen=True)
 class LoadedModel:
-    runner: ModelRunner
+    runner: Runner
     tokenizer: TextTokenizer
     info: ModelInfo
+
+    def prove(self) -> SelfCheck:
+        """Sets up what the device can do exactly and proves it, as each kind of model needs it. Takes seconds."""
+        if isinstance(self.runner, ModelRunner):
+            return run_self_check(self.runner)
+        if isinstance(self.runner, SyntheticRunner):
+            return check_synthetic(self.runner)
+        raise TypeError(f"nobody knows how to prove a {type(self.runner).__name__}")
 
 
 def load_model(
@@ -39,20 +52,25 @@ def load_model(
     quantization: Quantization = "none",
     cache_dir: Path | None = None,
     num_threads: int | None = None,
+    kv_budget_bytes: int | None = None,
 ) -> LoadedModel:
     """Loads a named model, a .gguf file, a local folder or a hub id; the first two are dequantised once into the cache.
+    Or makes up a synthetic one, which has no weights: device, dtype and quantization say nothing of it.
 
     Args:
         device: `auto` is CUDA where present.
         dtype: of the weights; `auto` is the fastest whose kernel is exact on the device.
         quantization: rounds the weights of linear layers at load: for drafts, which need speed and no bits.
         num_threads: of one forward pass, for the whole process; torch's own choice by default.
+        kv_budget_bytes: for keys and values of all sessions; a share of the free memory by default.
 
     Raises ModelLoadError.
     """
     silence_transformers()
     if num_threads is not None:
         torch.set_num_threads(num_threads)
+    if is_synthetic(name):
+        return _make_synthetic(name, kv_budget_bytes)
     torch_device = _device(device)
     try:
         folder = find_model(name, cache_dir)
@@ -69,8 +87,22 @@ def load_model(
                 f"the tokenizer of {name} has {tokenizer.vocabulary_size} ids, its model {model.config.vocab_size}"
             )
         runner = ModelRunner.from_hf_model(
-            model, dtype=model.dtype, quantization=quantization, weights_digest=digest.result()
+            model,
+            dtype=model.dtype,
+            quantization=quantization,
+            weights_digest=digest.result(),
+            kv_budget_bytes=kv_budget_bytes,
         )
+    return _described(name, runner, tokenizer)
+
+
+def _make_synthetic(name: str, kv_budget_bytes: int | None) -> LoadedModel:
+    options = parse_synthetic(name)
+    runner = SyntheticRunner(options, kv_budget_bytes=kv_budget_bytes)
+    return _described(name, runner, synthetic_tokenizer(options.vocabulary_size))
+
+
+def _described(name: str, runner: Runner, tokenizer: TextTokenizer) -> LoadedModel:
     info = ModelInfo(
         name=name,
         vocabulary_size=runner.vocabulary_size,

@@ -14,8 +14,8 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from specdec.messages import Numerics
-from specdec.model.attention import ATTENTION_KERNEL
 from specdec.model.linear import LinearKernel
+from specdec.model.paged_attention import attention_kernel_name
 
 _CONFIG_NOT_OF_THE_MODEL = ("_name_or_path", "transformers_version", "architectures", "dtype", "quantization_config")
 
@@ -30,7 +30,7 @@ def numerics_of(
         "compute_dtype": str(kernel.compute_dtype).removeprefix("torch."),
         "device": _device_name(device),
         "linear_kernel": kernel.name,
-        "attention_kernel": ATTENTION_KERNEL,
+        "attention_kernel": attention_kernel_name(device),
         "libraries": _libraries(device),
     }
     described = {key: value for key, value in config.to_dict().items() if key not in _CONFIG_NOT_OF_THE_MODEL}

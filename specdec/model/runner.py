@@ -2,11 +2,11 @@
 
 Knows caches, positions and row counts; refuses to know what the logits are for. Everything is called from one thread.
 
-Legend: R rows of one session, M rows of the forward with padding, V vocabulary (the model's logit rows).
+Legend: R rows of one session, M rows of the forward with padding, W rows with logits, V vocabulary (the model's logit
+rows).
 """
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
 from typing import Self
 
@@ -16,12 +16,20 @@ from transformers import PreTrainedModel
 
 from specdec.errors import ModelLoadError
 from specdec.messages import Numerics
-from specdec.model.attention import ATTENTION_NAME, AttentionBatch, Segment, plan_segment
-from specdec.model.kv_cache import CacheLayout, KVCache
+from specdec.model.attention import ATTENTION_NAME, AttentionBatch, OutputBuffer
+from specdec.model.attention_plan import AttentionPlan, SessionRows, plan_attention, refuse_bad_tree
+from specdec.model.block_pool import BLOCK_SIZE, BlockPool, OutOfBlocksError
+from specdec.model.kv_budget import default_kv_budget_bytes
+from specdec.model.kv_cache import CacheLayout, KVCache, KVStorage
 from specdec.model.linear import LinearKernel, Quantization, choose_kernel
 from specdec.model.numerics import digest_of_parameters, numerics_of
+from specdec.model.paged_attention import paged_attention
 from specdec.model.row_counts import RowCounts
 from specdec.model.swapping import refuse_unsupported, swap_modules
+
+MAX_CPU_ROWS = 512
+"""Of one forward. A limit of policy: linear layers split what exceeds their own largest exact count."""
+MIN_POOL_POSITIONS = 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,25 +47,30 @@ class Rows:
 
 
 class ModelRunner:
-    """A model on its device. `body_counts` are the row counts of its layers, `head_counts` of its output layer."""
+    """A model on its device, and the pool of its keys and values.
 
-    def __init__(self, model: PreTrainedModel, kernel: LinearKernel, weights_digest: str) -> None:
+    `body_counts` are the row counts of its layers, `head_counts` of its output layer.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, kernel: LinearKernel, weights_digest: str, kv_budget_bytes: int | None = None
+    ) -> None:
         config = model.config
-        heads = config.num_attention_heads
         self.kernel = kernel
         self.device = model.device
         self.body_counts, self.head_counts = RowCounts(kernel.max_rows), RowCounts(kernel.max_rows)
         self.numerics: Numerics = numerics_of(config, weights_digest, kernel=kernel, device=self.device)
         self.vocabulary_size: int = config.vocab_size
         self.context_limit: int = config.max_position_embeddings
-        self._layout = CacheLayout(
-            num_layers=config.num_hidden_layers,
-            num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-            head_size=getattr(config, "head_dim", None) or config.hidden_size // heads,
-            dtype=kernel.compute_dtype,
-            device=self.device,
-            context_limit=self.context_limit,
-        )
+        self.max_rows = MAX_CPU_ROWS if self.device.type == "cpu" else kernel.max_rows
+        """How many rows one forward may have, over all its sessions."""
+        layout = _cache_layout(model, kernel.compute_dtype)
+        self.kv_bytes_per_token = layout.bytes_per_token
+        self.kv_budget_bytes = default_kv_budget_bytes(layout) if kv_budget_bytes is None else kv_budget_bytes
+        self.pool = BlockPool(_num_blocks(layout, self.kv_budget_bytes))
+        self.storage = KVStorage(layout, self.pool.num_blocks)
+        self._attention = paged_attention(self.storage)
+        self._outputs = OutputBuffer(layout)
         self.model = model
         model.set_attn_implementation(ATTENTION_NAME)
         swap_modules(model, kernel, self.body_counts, self.head_counts)
@@ -71,11 +84,12 @@ class ModelRunner:
         dtype: torch.dtype | None = None,
         quantization: Quantization = "none",
         weights_digest: str | None = None,
+        kv_budget_bytes: int | None = None,
     ) -> Self:
         """Takes over a model that is on its device already; its modules are swapped in place.
 
-        `dtype` is that of the weights, by default the model's own. Raises ModelLoadError for a model that cannot be run
-        exactly.
+        `dtype` is that of the weights, by default the model's own. `kv_budget_bytes` is for keys and values of all
+        sessions, by default a share of the free memory. Raises ModelLoadError for a model that cannot be run exactly.
         """
         refuse_unsupported(model)
         model.eval().requires_grad_(False)
@@ -84,67 +98,64 @@ class ModelRunner:
         kernel = choose_kernel(model.device, dtype, quantization)
         if model.dtype != dtype and quantization == "none":
             model.to(dtype)
-        return cls(model, kernel, digest)
+        return cls(model, kernel, digest, kv_budget_bytes)
 
-    @property
-    def kv_bytes_per_token(self) -> int:
-        return self._layout.bytes_per_token
+    def new_cache(self, salt: bytes = b"") -> KVCache:
+        """An empty cache. Prefixes are shared between caches of equal salt only."""
+        return KVCache(self.pool, self.storage, salt)
 
-    @property
-    def max_rows(self) -> int:
-        """How many rows one forward may have, over all its sessions."""
-        return self.kernel.max_rows
-
-    def new_cache(self) -> KVCache:
-        return KVCache(self._layout)
+    def forward(self, batch: Sequence[Rows]) -> list[Tensor]:
+        """As `forward_rows`, split per session: [R - logits_from, V] float32 views."""
+        return list(torch.split(self.forward_rows(batch), [len(rows.token_ids) - rows.logits_from for rows in batch]))
 
     @torch.inference_mode()
-    def forward(self, batch: Sequence[Rows]) -> list[Tensor]:
-        """Appends each session's rows to its cache; returns per session [R - logits_from, V] float32 logits.
+    def forward_rows(self, batch: Sequence[Rows]) -> Tensor:
+        """Appends each session's rows to its cache; returns [W, V] float32 logits in the order of the batch.
 
-        Raises ValueError, before anything has changed, for more rows than `max_rows`, no rows, the same cache twice, a
-        position beyond the context or a parent that does not come before its child.
+        Raises, before anything has changed: ValueError for more rows than `max_rows`, no rows, the same cache twice, a
+        position beyond the context or a parent that does not come before its child; OutOfBlocksError.
         """
-        segments = self._plan(batch)
-        logits = self._run(batch, segments).float()  # [wanted rows, V]
+        self._refuse_bad_batch(batch)
+        _reserve(batch)
+        num_rows = self.body_counts.padded(sum(len(rows.token_ids) for rows in batch))
+        plan = plan_attention(
+            [SessionRows(rows.cache, len(rows.token_ids), rows.parent_rows) for rows in batch], num_rows
+        )
+        logits = self._run(batch, plan).float()  # [W, V]
         for rows in batch:
             rows.cache.extend(len(rows.token_ids))
-        return list(torch.split(logits, [len(rows.token_ids) - rows.logits_from for rows in batch]))
+        return logits
 
-    def _plan(self, batch: Sequence[Rows]) -> list[Segment]:
+    def _refuse_bad_batch(self, batch: Sequence[Rows]) -> None:
         row_counts = [len(rows.token_ids) for rows in batch]
         if not batch or min(row_counts) == 0 or sum(row_counts) > self.max_rows:
             raise ValueError(f"a forward has 1 to {self.max_rows} rows and no empty session, not {row_counts}")
         if len({id(rows.cache) for rows in batch}) != len(batch):
             raise ValueError("a session appears once in a forward")
-        if any(not 0 <= rows.logits_from <= len(rows.token_ids) for rows in batch):
-            raise ValueError("logits_from lies within the rows")
-        first_rows = itertools.accumulate(row_counts, initial=0)
-        segments = [
-            plan_segment(rows.cache, first_row, num_rows, rows.parent_rows, self.kernel.compute_dtype)
-            for rows, first_row, num_rows in zip(batch, first_rows, row_counts, strict=False)
-        ]
-        for segment, num_rows in zip(segments, row_counts, strict=True):
-            segment.cache.reserve(segment.cache.length + num_rows)
-        return segments
+        for rows, num_rows in zip(batch, row_counts, strict=True):
+            if not 0 <= rows.logits_from <= num_rows:
+                raise ValueError("logits_from lies within the rows")
+            if rows.cache.length + num_rows > self.context_limit:
+                raise ValueError(
+                    f"{rows.cache.length + num_rows} positions do not fit a context of {self.context_limit}"
+                )
+            refuse_bad_tree(num_rows, rows.parent_rows)
 
-    def _run(self, batch: Sequence[Rows], segments: Sequence[Segment]) -> Tensor:
-        """[wanted rows, V]. Rows added to reach an allowed count are at position 0 and attend to nothing."""
+    def _run(self, batch: Sequence[Rows], plan: AttentionPlan) -> Tensor:
+        """[W, V]. Rows added to reach an allowed count are at position 0 and attend to nothing."""
         token_ids = [token_id for rows in batch for token_id in rows.token_ids]
-        positions = [segment.cache.length + depth for segment in segments for depth in segment.depths]
+        padding = [0] * (len(plan.positions) - len(token_ids))
         wanted = [
-            row
-            for rows, segment in zip(batch, segments, strict=True)
-            for row in range(segment.first_row + rows.logits_from, segment.end_row)
+            first_row + row
+            for rows, first_row in zip(batch, plan.first_rows.tolist(), strict=False)
+            for row in range(rows.logits_from, len(rows.token_ids))
         ]
-        num_rows = self.body_counts.padded(len(token_ids))
-        padding = [0] * (num_rows - len(token_ids))
         output = self.model(
             input_ids=torch.tensor([token_ids + padding], device=self.device),
-            position_ids=torch.tensor([positions + padding], device=self.device),
+            position_ids=torch.from_numpy(plan.positions).to(self.device)[None],
             use_cache=False,
             logits_to_keep=torch.tensor(wanted, dtype=torch.long, device=self.device),
-            specdec_batch=AttentionBatch(segments, num_rows),
+            specdec_batch=AttentionBatch(self._attention, plan, self._outputs),
         )
         logits: Tensor = output.logits[0]
         return logits
@@ -152,14 +163,58 @@ class ModelRunner:
     @torch.inference_mode()
     def _prove_that_every_layer_attends_here(self) -> None:
         """One row: a model that keeps state of its own, or attends past our function, is refused."""
-        cache = self.new_cache()
-        segment = plan_segment(cache, 0, 1, None, self.kernel.compute_dtype)
+        config, cache = self.model.config, self.new_cache()
         cache.reserve(1)
-        batch = AttentionBatch([segment], 1)
+        batch = AttentionBatch(self._attention, plan_attention([SessionRows(cache, 1)], 1), self._outputs)
         token = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         try:
             self.model(input_ids=token, position_ids=token, use_cache=False, specdec_batch=batch)
         except (TypeError, RuntimeError, AttributeError) as error:
-            raise ModelLoadError(f"models of type {self.model.config.model_type} are not supported: {error}") from error
-        if batch.layers_run != list(range(self._layout.num_layers)):
-            raise ModelLoadError(f"models of type {self.model.config.model_type} do not attend once in every layer")
+            raise ModelLoadError(f"models of type {config.model_type} are not supported: {error}") from error
+        finally:
+            cache.free()
+        if batch.layers_run != list(range(config.num_hidden_layers)):
+            raise ModelLoadError(f"models of type {config.model_type} do not attend once in every layer")
+        layer_types = getattr(config, "layer_types", None) or batch.windows
+        for layer_type, window in zip(layer_types, batch.windows, strict=True):
+            # What transformers says by a mask alone, in place of an option, would be lost here.
+            if (layer_type == "sliding_attention" and window is None) or (layer_type == "full_attention" and window):
+                raise ModelLoadError(f"models of type {config.model_type} do not say which layers have a window")
+
+
+def _cache_layout(model: PreTrainedModel, compute_dtype: torch.dtype) -> CacheLayout:
+    config = model.config
+    heads = config.num_attention_heads
+    # A CPU has no arithmetic for float16: keys in float32 cost memory, not time.
+    is_half_on_cpu = model.device.type == "cpu" and compute_dtype == torch.float16
+    return CacheLayout(
+        num_layers=config.num_hidden_layers,
+        num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_size=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        dtype=torch.float32 if is_half_on_cpu else compute_dtype,
+        device=model.device,
+        context_limit=config.max_position_embeddings,
+    )
+
+
+def _num_blocks(layout: CacheLayout, budget_bytes: int) -> int:
+    """Raises ModelLoadError where the budget holds too little to work with."""
+    num_blocks = budget_bytes // layout.bytes_per_block
+    needed = min(MIN_POOL_POSITIONS, layout.context_limit)
+    if num_blocks * BLOCK_SIZE < needed:
+        raise ModelLoadError(
+            f"a budget of {budget_bytes} bytes for keys and values holds {num_blocks * BLOCK_SIZE} positions, "
+            f"at least {needed} are needed"
+        )
+    return num_blocks
+
+
+def _reserve(batch: Sequence[Rows]) -> None:
+    """Makes room for every session's rows, or for none."""
+    for done, rows in enumerate(batch):
+        try:
+            rows.cache.reserve(rows.cache.length + len(rows.token_ids))
+        except OutOfBlocksError:
+            for earlier in batch[:done]:
+                earlier.cache.rollback(earlier.cache.length)
+            raise

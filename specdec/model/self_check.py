@@ -4,15 +4,17 @@ First finds the row counts on which the real linear layers give a row the same b
 forwards of the real model. Knows only the runner; raises nothing: a device without the guarantee is told, not refused.
 """
 
+import contextlib
 import dataclasses
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from specdec.messages import SelfCheck
+from specdec.model.kv_cache import KVCache
 from specdec.model.linear import RowLinear
 from specdec.model.row_counts import split_rows
 from specdec.model.runner import ModelRunner, Rows
@@ -105,11 +107,35 @@ def safe_row_counts(
 
 
 def _prove(runner: ModelRunner, comparisons: _Comparisons) -> None:
-    started = time.monotonic()
     generator = random.Random(7)  # noqa: S311 - a fixed probe, not a secret
     num_tokens = min(30, runner.max_rows, runner.context_limit - 2)
     token_ids, other_ids = ([generator.randrange(runner.vocabulary_size) for _ in range(num_tokens)] for _ in range(2))
-    cache, other = runner.new_cache(), runner.new_cache()
+    with _new_cache(runner) as cache, _new_cache(runner) as other:
+        _prove_near_the_start(runner, comparisons, cache, other, token_ids, other_ids)
+    with _new_cache(runner) as cache:
+        _prove_far_into_a_context(runner, comparisons, cache, token_ids[:8])
+    with _new_cache(runner) as cache:
+        _prove_chunks(runner, comparisons, cache, token_ids)
+
+
+@contextlib.contextmanager
+def _new_cache(runner: ModelRunner) -> Iterator[KVCache]:
+    cache = runner.new_cache()
+    try:
+        yield cache
+    finally:
+        cache.free()
+
+
+def _prove_near_the_start(
+    runner: ModelRunner,
+    comparisons: _Comparisons,
+    cache: KVCache,
+    other: KVCache,
+    token_ids: Sequence[int],
+    other_ids: Sequence[int],
+) -> None:
+    num_tokens = len(token_ids)
     expected = runner.forward([Rows(cache, token_ids)])[0]  # [num_tokens, V]
 
     def chain(name: str, start: int, end: int) -> None:
@@ -139,24 +165,32 @@ def _prove(runner: ModelRunner, comparisons: _Comparisons) -> None:
     logits = runner.forward([Rows(cache, token_ids[end : end + 1])])[0]
     comparisons.compare("after a compacted tree", logits, expected[end : end + 1])
 
-    _prove_far_into_a_context(runner, comparisons, token_ids[:8])
 
+def _prove_chunks(runner: ModelRunner, comparisons: _Comparisons, cache: KVCache, token_ids: Sequence[int]) -> None:
+    started = time.monotonic()
+    expected = runner.forward([Rows(cache, token_ids)])[0]
     for chunk in (2, 3, 5, 7, 8, 13):
-        for start in range(0, num_tokens, chunk):
+        for start in range(0, len(token_ids), chunk):
             if time.monotonic() - started > _EXTRA_TIME_S:
                 return
-            chain(f"chunks of {chunk}", start, min(start + chunk, num_tokens))
+            cache.rollback(start)
+            end = min(start + chunk, len(token_ids))
+            logits = runner.forward([Rows(cache, token_ids[start:end])])[0]
+            comparisons.compare(f"chunks of {chunk}", logits, expected[start:end])
 
 
-def _prove_far_into_a_context(runner: ModelRunner, comparisons: _Comparisons, token_ids: Sequence[int]) -> None:
-    """Across a border of 64 keys, where attention kernels sum in other blocks. Made-up keys stand for a long prompt."""
-    cache = runner.new_cache()
-    base = min(_FAR_POSITION, runner.context_limit - len(token_ids))
+def _prove_far_into_a_context(
+    runner: ModelRunner, comparisons: _Comparisons, cache: KVCache, token_ids: Sequence[int]
+) -> None:
+    """Across a border of 64 keys, where attention kernels may sum in other blocks. Made-up keys are a long prompt's."""
+    room = runner.pool.num_free_blocks * runner.pool.BLOCK_SIZE
+    base = min(_FAR_POSITION, runner.context_limit - len(token_ids), room - len(token_ids))
     cache.reserve(base)
-    for layer_index in range(runner.model.config.num_hidden_layers):
-        for slots in cache.layer(layer_index):
-            heads, _, head_size = slots.shape
-            slots[:, :base] = _random_rows(heads * base, head_size, slots.dtype, slots.device).view(heads, base, -1)
+    blocks = list(cache.block_table)
+    for layer in (*runner.storage.keys, *runner.storage.values):  # [blocks, H, 16, D]
+        _, heads, block_size, head_size = layer.shape
+        num_rows = len(blocks) * heads * block_size
+        layer[blocks] = _random_rows(num_rows, head_size, layer.dtype, layer.device).view(-1, *layer.shape[1:])
     cache.extend(base)
     expected = runner.forward([Rows(cache, token_ids)])[0]
     for start, end in ((0, 3), (3, 4), (4, 8)):

@@ -15,7 +15,7 @@ def test_the_check_finds_the_row_counts_and_proves_them() -> None:
     runner = make_runner()
     check = run_self_check(runner)
     assert check.passed, check.detail
-    assert check.max_rows == runner.max_rows
+    assert check.max_rows == runner.body_counts.largest
     assert check.safe_row_counts == runner.body_counts.counts
     assert set(runner.head_counts.counts) <= set(runner.kernel.candidate_rows)
     assert check.num_comparisons >= 20
