@@ -169,7 +169,12 @@ class Drafter:
 
     async def _new_session(self, request: AttachSession, seed: int | None) -> ProposerSession:
         creating = self._device.run(
-            self._proposer.new_session, request.sampling, request.acceptance_rule, request.prompt_length, seed
+            self._proposer.new_session,
+            request.sampling,
+            request.acceptance_rule,
+            request.prompt_length,
+            seed,
+            request.sample_index,
         )
         try:
             return await asyncio.shield(creating)

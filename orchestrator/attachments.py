@@ -43,6 +43,7 @@ class AttachFacts:
     spec: GenerationSpec
     acceptance_rule: AcceptanceRule
     prompt_length: int
+    sample_index: int
 
 
 class DrafterKeeper:
@@ -107,6 +108,7 @@ class DrafterKeeper:
             known_token_ids=self._known_token_ids(),
             prompt_length=facts.prompt_length,
             acceptance_rule=facts.acceptance_rule,
+            sample_index=facts.sample_index,
         )
         try:
             peer = self._cluster.drafter(drafter.endpoint)

@@ -92,14 +92,32 @@ class Claimant:
         self._num_own_sessions = num_own_sessions
         self.epoch = Epoch(0)
 
-    async def acquire(self, epoch_floor: int = 0) -> None:
-        """Sets `epoch`. Relaxed and without a store it is the lowest that may do; a verifier that knows better fences.
+    async def take(self) -> OpenedSession:
+        """Claims the session and opens it; samples of one request go where the first of them was taken.
 
         Raises:
             SessionExistsError: a new session's id is in use.
-            FencedError: a running owner keeps a session that is to be resumed.
+            NoVerifierError, OverloadedError, UnknownModelError: no verifier takes the session.
+            FencedError: somebody else keeps the session, or claims it too.
             StoreUnavailableError: strict, and the store does not answer.
+            SpecdecError: what the verifier refused the request with.
         """
+        spec, placement = self._claim.spec, self._claim.placement
+        if placement is None:
+            await self._acquire()
+            return await self._open(spec)
+        async with placement.deciding:  # before the record is claimed: what fails here leaves no names in use
+            if placement.endpoint == "":
+                await self._acquire()
+                opening = await self._open(spec)
+                placement.endpoint = opening.verifier.endpoint
+                placement.prompt_token_ids = tuple(opening.opened.prompt_token_ids)
+                return opening
+        await self._acquire()
+        return await self._open(dataclasses.replace(spec, prompt=placement.prompt_token_ids), placement.endpoint)
+
+    async def _acquire(self, epoch_floor: int = 0) -> None:
+        """Sets `epoch`. Relaxed and without a store, the lowest that may do: a verifier that knows better fences."""
         claim = self._claim
         give_up_at = time.monotonic() + self._store.settings.lease_s + 1.0
         while True:
@@ -126,26 +144,8 @@ class Claimant:
         self.epoch = Epoch(max(self.epoch, epoch_floor) + 1)
         _log.warning("claimed_without_store", session_id=self._claim.session_id, epoch=self.epoch)
 
-    async def open(self) -> OpenedSession:
-        """Tries one verifier after another; samples of one request go where the first of them was taken.
-
-        Raises:
-            NoVerifierError, OverloadedError, UnknownModelError: no verifier takes the session.
-            FencedError: verifiers know higher and higher epochs: somebody else claims the session too.
-            SpecdecError: what the verifier refused the request with.
-        """
-        spec, placement = self._claim.spec, self._claim.placement
-        if placement is None:
-            return await self._open(spec)
-        async with placement.deciding:
-            if placement.endpoint == "":
-                opening = await self._open(spec)
-                placement.endpoint = opening.verifier.endpoint
-                placement.prompt_token_ids = tuple(opening.opened.prompt_token_ids)
-                return opening
-        return await self._open(dataclasses.replace(spec, prompt=placement.prompt_token_ids), placement.endpoint)
-
     async def _open(self, spec: GenerationSpec, only_endpoint: str = "") -> OpenedSession:
+        """Tries one verifier after another, or that one alone."""
         excluded: set[str] = set()
         last_refusal: SpecdecError | None = None
         num_fenced = 0
@@ -170,7 +170,7 @@ class Claimant:
             if isinstance(first, Opened):
                 return OpenedSession(verifier, first, events)
             num_fenced += 1
-            await self.acquire(first.highest_epoch)
+            await self._acquire(first.highest_epoch)
         raise FencedError("another owner claims the session too")
 
     async def _first_event(

@@ -181,8 +181,7 @@ class SessionRunner:
         waiting = self._context.metrics.num_requests_waiting
         waiting.inc()
         try:
-            await self._claimant.acquire()
-            opening = await self._claimant.open()
+            opening = await self._claimant.take()
         finally:
             waiting.dec()
         async with contextlib.AsyncExitStack() as stack:
@@ -351,6 +350,7 @@ class SessionRunner:
             spec=self._claim.spec,
             acceptance_rule=opening.opened.acceptance_rule,
             prompt_length=self.session.prompt_length,
+            sample_index=self._claim.sample_index,
         )
 
 

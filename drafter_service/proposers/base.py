@@ -112,9 +112,12 @@ class Proposer(Protocol):
     def model_info(self) -> ModelInfo | None: ...
 
     def new_session(
-        self, params: SamplingParams, rule: AcceptanceRule, prompt_length: int, seed: int | None
+        self, params: SamplingParams, rule: AcceptanceRule, prompt_length: int, seed: int | None, sample_index: int
     ) -> ProposerSession:
-        """A session that has seen nothing. `seed` is the verifier's, under the rule coupled alone."""
+        """A session that has seen nothing.
+
+        `seed` is the verifier's, under the rule coupled alone; with `sample_index` it keys the noise that both share.
+        """
         ...
 
     def close(self) -> None:

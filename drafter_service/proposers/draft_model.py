@@ -49,12 +49,13 @@ class DraftModelSession:
         rule: AcceptanceRule,
         prompt_length: int,
         seed: int,
+        sample_index: int,
     ) -> None:
         self._proposer = proposer
         self._params = params
         self._rule = rule
         self._prompt_length = prompt_length
-        self._noise = Noise(seed)
+        self._noise = Noise(seed, sample_index)
         self._generator = np.random.default_rng(seed)
         self._cache = proposer.model.runner.new_cache()
         self._cached_token_ids: list[int] = []
@@ -245,13 +246,12 @@ class DraftModelProposer:
         return self.model.info
 
     def new_session(
-        self, params: SamplingParams, rule: AcceptanceRule, prompt_length: int, seed: int | None
+        self, params: SamplingParams, rule: AcceptanceRule, prompt_length: int, seed: int | None, sample_index: int
     ) -> DraftModelSession:
         """A session with an empty cache. Under rejection, and wherever the verifier gives no seed, it takes its own."""
-        own_seed = seed is None or rule is not AcceptanceRule.COUPLED
-        session = DraftModelSession(
-            self, params, rule, prompt_length, secrets.randbits(63) if own_seed or seed is None else seed
-        )
+        if seed is None or rule is not AcceptanceRule.COUPLED:
+            seed = secrets.randbits(63)
+        session = DraftModelSession(self, params, rule, prompt_length, seed, sample_index)
         self._sessions.add(session)
         return session
 

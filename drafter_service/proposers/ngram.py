@@ -141,10 +141,10 @@ class NgramProposer:
     model_info = None
 
     def new_session(
-        self, params: SamplingParams, rule: AcceptanceRule, prompt_length: int, seed: int | None
+        self, params: SamplingParams, rule: AcceptanceRule, prompt_length: int, seed: int | None, sample_index: int
     ) -> NgramSession:
         """A session with an empty index."""
-        del params, prompt_length, seed
+        del params, prompt_length, seed, sample_index
         return NgramSession(rule)
 
     def close(self) -> None:

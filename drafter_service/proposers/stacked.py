@@ -90,12 +90,12 @@ class StackedProposer:
         return self._model.model_info
 
     def new_session(
-        self, params: SamplingParams, rule: AcceptanceRule, prompt_length: int, seed: int | None
+        self, params: SamplingParams, rule: AcceptanceRule, prompt_length: int, seed: int | None, sample_index: int
     ) -> StackedSession:
         """A session of each."""
         return StackedSession(
-            self._lookup.new_session(params, rule, prompt_length, seed),
-            self._model.new_session(params, rule, prompt_length, seed),
+            self._lookup.new_session(params, rule, prompt_length, seed, sample_index),
+            self._model.new_session(params, rule, prompt_length, seed, sample_index),
         )
 
     def close(self) -> None:

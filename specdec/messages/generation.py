@@ -58,3 +58,4 @@ class AttachSession:
     known_token_ids: Sequence[int]
     prompt_length: int
     acceptance_rule: AcceptanceRule
+    sample_index: int = 0

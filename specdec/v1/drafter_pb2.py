@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from specdec.v1 import common_pb2 as specdec_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18specdec/v1/drafter.proto\x12\nspecdec.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17specdec/v1/common.proto\"\xcb\x02\n\x14\x41ttachSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x19\n\x11verifier_endpoint\x18\x03 \x01(\t\x12\x15\n\rattachment_id\x18\x04 \x01(\x03\x12\x12\n\nattach_key\x18\x05 \x01(\x0c\x12\x30\n\x08sampling\x18\x06 \x01(\x0b\x32\x1e.specdec.v1.SamplingParameters\x12\x33\n\x0bspeculation\x18\x07 \x01(\x0b\x32\x1e.specdec.v1.SpeculationOptions\x12\x17\n\x0fknown_token_ids\x18\x08 \x03(\x05\x12\x15\n\rprompt_length\x18\t \x01(\x03\x12\x33\n\x0f\x61\x63\x63\x65ptance_rule\x18\n \x01(\x0e\x32\x1a.specdec.v1.AcceptanceRule\"K\n\x15\x41ttachSessionResponse\x12\x32\n\x0fround_trip_time\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"A\n\x14\x44\x65tachSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x15\n\rattachment_id\x18\x02 \x01(\x03\"&\n\x15\x44\x65tachSessionResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\" \n\x1e\x44rafterServiceGetStatusRequest\"K\n\x1f\x44rafterServiceGetStatusResponse\x12(\n\x06status\x18\x01 \x01(\x0b\x32\x18.specdec.v1.ServerStatus2\xa2\x02\n\x0e\x44rafterService\x12T\n\rAttachSession\x12 .specdec.v1.AttachSessionRequest\x1a!.specdec.v1.AttachSessionResponse\x12T\n\rDetachSession\x12 .specdec.v1.DetachSessionRequest\x1a!.specdec.v1.DetachSessionResponse\x12\x64\n\tGetStatus\x12*.specdec.v1.DrafterServiceGetStatusRequest\x1a+.specdec.v1.DrafterServiceGetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18specdec/v1/drafter.proto\x12\nspecdec.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17specdec/v1/common.proto\"\xe1\x02\n\x14\x41ttachSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x19\n\x11verifier_endpoint\x18\x03 \x01(\t\x12\x15\n\rattachment_id\x18\x04 \x01(\x03\x12\x12\n\nattach_key\x18\x05 \x01(\x0c\x12\x30\n\x08sampling\x18\x06 \x01(\x0b\x32\x1e.specdec.v1.SamplingParameters\x12\x33\n\x0bspeculation\x18\x07 \x01(\x0b\x32\x1e.specdec.v1.SpeculationOptions\x12\x17\n\x0fknown_token_ids\x18\x08 \x03(\x05\x12\x15\n\rprompt_length\x18\t \x01(\x03\x12\x33\n\x0f\x61\x63\x63\x65ptance_rule\x18\n \x01(\x0e\x32\x1a.specdec.v1.AcceptanceRule\x12\x14\n\x0csample_index\x18\x0b \x01(\x05\"K\n\x15\x41ttachSessionResponse\x12\x32\n\x0fround_trip_time\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"A\n\x14\x44\x65tachSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x15\n\rattachment_id\x18\x02 \x01(\x03\"&\n\x15\x44\x65tachSessionResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\" \n\x1e\x44rafterServiceGetStatusRequest\"K\n\x1f\x44rafterServiceGetStatusResponse\x12(\n\x06status\x18\x01 \x01(\x0b\x32\x18.specdec.v1.ServerStatus2\xa2\x02\n\x0e\x44rafterService\x12T\n\rAttachSession\x12 .specdec.v1.AttachSessionRequest\x1a!.specdec.v1.AttachSessionResponse\x12T\n\rDetachSession\x12 .specdec.v1.DetachSessionRequest\x1a!.specdec.v1.DetachSessionResponse\x12\x64\n\tGetStatus\x12*.specdec.v1.DrafterServiceGetStatusRequest\x1a+.specdec.v1.DrafterServiceGetStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,17 +34,17 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'specdec.v1.drafter_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ATTACHSESSIONREQUEST']._serialized_start=98
-  _globals['_ATTACHSESSIONREQUEST']._serialized_end=429
-  _globals['_ATTACHSESSIONRESPONSE']._serialized_start=431
-  _globals['_ATTACHSESSIONRESPONSE']._serialized_end=506
-  _globals['_DETACHSESSIONREQUEST']._serialized_start=508
-  _globals['_DETACHSESSIONREQUEST']._serialized_end=573
-  _globals['_DETACHSESSIONRESPONSE']._serialized_start=575
-  _globals['_DETACHSESSIONRESPONSE']._serialized_end=613
-  _globals['_DRAFTERSERVICEGETSTATUSREQUEST']._serialized_start=615
-  _globals['_DRAFTERSERVICEGETSTATUSREQUEST']._serialized_end=647
-  _globals['_DRAFTERSERVICEGETSTATUSRESPONSE']._serialized_start=649
-  _globals['_DRAFTERSERVICEGETSTATUSRESPONSE']._serialized_end=724
-  _globals['_DRAFTERSERVICE']._serialized_start=727
-  _globals['_DRAFTERSERVICE']._serialized_end=1017
+  _globals['_ATTACHSESSIONREQUEST']._serialized_end=451
+  _globals['_ATTACHSESSIONRESPONSE']._serialized_start=453
+  _globals['_ATTACHSESSIONRESPONSE']._serialized_end=528
+  _globals['_DETACHSESSIONREQUEST']._serialized_start=530
+  _globals['_DETACHSESSIONREQUEST']._serialized_end=595
+  _globals['_DETACHSESSIONRESPONSE']._serialized_start=597
+  _globals['_DETACHSESSIONRESPONSE']._serialized_end=635
+  _globals['_DRAFTERSERVICEGETSTATUSREQUEST']._serialized_start=637
+  _globals['_DRAFTERSERVICEGETSTATUSREQUEST']._serialized_end=669
+  _globals['_DRAFTERSERVICEGETSTATUSRESPONSE']._serialized_start=671
+  _globals['_DRAFTERSERVICEGETSTATUSRESPONSE']._serialized_end=746
+  _globals['_DRAFTERSERVICE']._serialized_start=749
+  _globals['_DRAFTERSERVICE']._serialized_end=1039
 # @@protoc_insertion_point(module_scope)

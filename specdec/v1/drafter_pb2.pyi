@@ -36,6 +36,7 @@ class AttachSessionRequest(_message.Message):
     KNOWN_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     PROMPT_LENGTH_FIELD_NUMBER: _builtins.int
     ACCEPTANCE_RULE_FIELD_NUMBER: _builtins.int
+    SAMPLE_INDEX_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """The session."""
     epoch: _builtins.int
@@ -50,6 +51,8 @@ class AttachSessionRequest(_message.Message):
     """How many of known_token_ids are prompt."""
     acceptance_rule: _common_pb2.AcceptanceRule.ValueType
     """The rule in force."""
+    sample_index: _builtins.int
+    """Which of the prompt's samples this is, from 0: part of the key of the noise that the rule coupled shares."""
     @_builtins.property
     def sampling(self) -> _common_pb2.SamplingParameters:
         """The request's parameters, without the seed."""
@@ -75,10 +78,11 @@ class AttachSessionRequest(_message.Message):
         known_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         prompt_length: _builtins.int = ...,
         acceptance_rule: _common_pb2.AcceptanceRule.ValueType = ...,
+        sample_index: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling", "speculation", b"speculation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_rule", b"acceptance_rule", "attach_key", b"attach_key", "attachment_id", b"attachment_id", "epoch", b"epoch", "known_token_ids", b"known_token_ids", "prompt_length", b"prompt_length", "sampling", b"sampling", "session_id", b"session_id", "speculation", b"speculation", "verifier_endpoint", b"verifier_endpoint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_rule", b"acceptance_rule", "attach_key", b"attach_key", "attachment_id", b"attachment_id", "epoch", b"epoch", "known_token_ids", b"known_token_ids", "prompt_length", b"prompt_length", "sample_index", b"sample_index", "sampling", b"sampling", "session_id", b"session_id", "speculation", b"speculation", "verifier_endpoint", b"verifier_endpoint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -22,11 +22,14 @@ from specdec.messages import (
     Numerics,
     Opened,
     OpenSession,
+    PositionLogprobs,
+    PromptLogprobs,
     RoundStatistics,
     ServerStatus,
     SessionEvent,
     SessionFinished,
     SpeculativeStatistics,
+    TokenLogprob,
     Usage,
 )
 from specdec.params import FinishReason, NextTokenKind, prompt_token_ids
@@ -56,13 +59,24 @@ def tokenise(spec_prompt: Any) -> tuple[int, ...]:
     return tuple(ord(character) % VOCABULARY_SIZE for character in text)
 
 
-def target_token(prompt: Sequence[int], position: int) -> int:
-    """What this target says at a position: a function of the prompt alone, as greedy and coupled outputs are."""
-    return (sum(prompt) * 31 + position * 7) % VOCABULARY_SIZE
+def target_token(prompt: Sequence[int], position: int, sample_index: int = 0) -> int:
+    """What this target says at a position: a function of prompt and sample alone, as coupled outputs are."""
+    return (sum(prompt) * 31 + position * 7 + sample_index * 101) % VOCABULARY_SIZE
 
 
-def expected_output(prompt: Sequence[int], num_tokens: int) -> list[int]:
-    return [target_token(prompt, len(prompt) + index) for index in range(num_tokens)]
+def expected_output(prompt: Sequence[int], num_tokens: int, sample_index: int = 0) -> list[int]:
+    return [target_token(prompt, len(prompt) + index, sample_index) for index in range(num_tokens)]
+
+
+def expected_logprobs(token_ids: Sequence[int], num_alternatives: int) -> tuple[PositionLogprobs, ...]:
+    """A logprob that tells which token it is of."""
+    return tuple(
+        PositionLogprobs(
+            TokenLogprob(token_id, -token_id / 8),
+            tuple(TokenLogprob(token_id + rank, -rank / 4) for rank in range(num_alternatives)),
+        )
+        for token_id in token_ids
+    )
 
 
 def text_of(token_ids: Sequence[int]) -> str:
@@ -87,6 +101,8 @@ class FakeVerifier(VerifierServiceServicer):
         self.padding = ""
         """Added to every commit's text."""
         self.refusal: SpecdecError | None = None
+        self.refused_sample: int | None = None
+        """Only this sample is refused with `refusal`; None: every session is."""
         self.highest_epoch: dict[str, int] = {}
         self.sessions: list[FakeSession] = []
         self.opened = asyncio.Condition()
@@ -105,7 +121,7 @@ class FakeVerifier(VerifierServiceServicer):
         if command.epoch <= highest:
             yield _response(Fenced(Epoch(highest)))
             return
-        if self.refusal is not None:
+        if self.refusal is not None and self.refused_sample in (None, command.sample_index):
             raise self.refusal
         self.highest_epoch[command.session_id] = command.epoch
         session = FakeSession(command, asyncio.Queue(), asyncio.Event())
@@ -125,6 +141,8 @@ class FakeVerifier(VerifierServiceServicer):
         end = len(prompt) + (command.spec.stop.max_new_tokens or DEFAULT_MAX_NEW_TOKENS)
         rule = command.spec.sampling.rule
         yield Opened(SECRET, tuple(prompt), rule, _numerics(), self.model, end - len(prompt))
+        if command.spec.num_prompt_logprobs is not None:
+            yield PromptLogprobs(1, expected_logprobs(prompt[1:], command.spec.num_prompt_logprobs))
         while len(committed) < end:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.round_s):
@@ -134,11 +152,22 @@ class FakeVerifier(VerifierServiceServicer):
                     yield event
                     continue
             num_tokens = min(self.tokens_per_round, end - len(committed))
-            tokens = tuple(target_token(prompt, len(committed) + index) for index in range(num_tokens))
+            tokens = tuple(
+                target_token(prompt, len(committed) + index, command.sample_index) for index in range(num_tokens)
+            )
+            logprobs = () if command.spec.num_logprobs is None else expected_logprobs(tokens, command.spec.num_logprobs)
             session.num_rounds += 1
             statistics = RoundStatistics(num_tokens, num_tokens - 1, NextTokenKind.RECOVERED, 0.01, 0.01, 0.0)
             text = text_of(tokens) + self.padding
-            yield Commit(Round(session.num_rounds), len(committed), tokens, text, statistics, len(committed))
+            yield Commit(
+                Round(session.num_rounds),
+                len(committed),
+                tokens,
+                text,
+                statistics,
+                len(committed),
+                logprobs=logprobs,
+            )
             committed += tokens
         usage = Usage(len(prompt), len(committed) - len(prompt))
         yield SessionFinished(FinishReason.LENGTH, usage, SpeculativeStatistics(num_rounds=session.num_rounds), "")

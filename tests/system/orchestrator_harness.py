@@ -2,25 +2,39 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc.aio
 
 from orchestrator.main import serve_until
+from orchestrator.record import RecordState, SessionRecord
+from orchestrator.session_store import SessionStore
 from specdec.config import OrchestratorSettings
 from specdec.errors import SpecdecError
-from specdec.messages import Delta, Finished, GenerationEvent, Started
-from specdec.params import GenerationSpec
+from specdec.ids import SessionId
+from specdec.messages import Delta, Finished, GenerationEvent, PositionLogprobs, PromptLogprobs, Started
+from specdec.params import GenerationSpec, StopCriteria
 from specdec.v1 import admin_pb2, generation_pb2
 from specdec.v1.admin_pb2_grpc import AdminServiceStub
 from specdec.v1.generation_pb2_grpc import GenerationServiceStub
 from specdec.wire.channel import open_channel
 from specdec.wire.convert import generation_event_from_pb, generation_spec_to_pb
 from specdec.wire.interceptors import error_from_rpc
+from specdec.wire.tenant import tenant_to_metadata
+from tests.system.fakes import expected_output, tokenise
 
 DEADLINE_S = 15.0
+PROMPT = "hello"
+OUTPUT = expected_output(tokenise(PROMPT), 24)
+SPEC = GenerationSpec(prompt=PROMPT)
+SLOW_S = 0.05
+
+
+def long_spec(max_new_tokens: int = 2000) -> GenerationSpec:
+    return dataclasses.replace(SPEC, stop=StopCriteria(max_new_tokens=max_new_tokens))
 
 
 def free_port() -> int:
@@ -30,12 +44,14 @@ def free_port() -> int:
 
 
 class Answer:
-    """What a client has of one output."""
+    """What a client has of one output, or of one of several samples."""
 
     def __init__(self) -> None:
         self.started: Started | None = None
         self.token_ids: list[int] = []
         self.text = ""
+        self.prompt_logprobs: list[PositionLogprobs] = []
+        self.logprobs: list[PositionLogprobs] = []
         self.finished: Finished | None = None
 
     def add(self, frame: GenerationEvent) -> None:
@@ -48,9 +64,35 @@ class Answer:
                 assert frame.position == self.started.num_prompt_tokens + len(self.token_ids)
                 self.token_ids += frame.token_ids
                 self.text += frame.text
+                self.logprobs += frame.logprobs
+            case PromptLogprobs():
+                assert frame.start_position == 1 + len(self.prompt_logprobs)
+                self.prompt_logprobs += frame.logprobs
             case Finished():
+                assert self.finished is None
                 self.finished = frame
                 self.text += frame.text
+
+
+class Samples:
+    """What a client has of several samples: `answers` in order."""
+
+    def __init__(self, num_samples: int) -> None:
+        self.answers = [Answer() for _ in range(num_samples)]
+
+    def add(self, frame: GenerationEvent) -> None:
+        match frame:
+            case Started():
+                for answer in self.answers:
+                    answer.add(frame)
+            case PromptLogprobs():
+                self.answers[0].add(frame)
+            case _:
+                self.answers[frame.sample_index].add(frame)
+
+    @property
+    def num_finished(self) -> int:
+        return sum(answer.finished is not None for answer in self.answers)
 
 
 class Client:
@@ -60,25 +102,28 @@ class Client:
         self.generation = GenerationServiceStub(self.channel)
         self.admin = AdminServiceStub(self.channel)
 
-    def call(self, spec: GenerationSpec, session_id: str = "") -> Any:
+    def call(self, spec: GenerationSpec, session_id: str = "", tenant: str = "") -> Any:
         """The running call; iterate it with `frames`."""
         request = generation_pb2.GenerateRequest(spec=generation_spec_to_pb(spec), session_id=session_id)
-        return self.generation.Generate(request, timeout=DEADLINE_S)
+        return self.generation.Generate(request, timeout=DEADLINE_S, metadata=tenant_to_metadata(tenant))
 
-    async def generate(self, spec: GenerationSpec, session_id: str = "") -> Answer:
+    async def generate(self, spec: GenerationSpec, session_id: str = "", tenant: str = "") -> Answer:
         """The whole output; raises the server's error."""
         answer = Answer()
-        async for frame in frames(self.call(spec, session_id)):
+        async for frame in frames(self.call(spec, session_id, tenant)):
             answer.add(frame)
         return answer
 
-    async def resume(self, session_id: str, received: Sequence[int], spec: GenerationSpec | None = None) -> Answer:
+    async def resume(
+        self, session_id: str, received: Sequence[int], spec: GenerationSpec | None = None, tenant: str = ""
+    ) -> Answer:
         """The whole output, what was received before included."""
         request = generation_pb2.ResumeRequest(session_id=session_id, received_token_ids=received)
         if spec is not None:
             request.spec.CopyFrom(generation_spec_to_pb(spec))
         answer = Answer()
-        async for frame in frames(self.generation.Resume(request, timeout=DEADLINE_S)):
+        call = self.generation.Resume(request, timeout=DEADLINE_S, metadata=tenant_to_metadata(tenant))
+        async for frame in frames(call):
             answer.add(frame)
             if isinstance(frame, Started):
                 answer.token_ids = list(received)
@@ -107,6 +152,25 @@ async def frames(call: Any) -> AsyncIterator[GenerationEvent]:
             yield generation_event_from_pb(response.event)
     except grpc.aio.AioRpcError as error:
         raise error_from_rpc(error) from error
+
+
+async def all_samples(call: Any, num_samples: int) -> Samples:
+    """Every sample to its end; raises the server's error."""
+    samples = Samples(num_samples)
+    async for frame in frames(call):
+        samples.add(frame)
+    return samples
+
+
+async def read_until_all_have_tokens(call: Any, num_samples: int, num_tokens: int = 2) -> Samples:
+    """Reads until every sample has that many tokens at least, and leaves the call running."""
+    samples = Samples(num_samples)
+    async with asyncio.timeout(DEADLINE_S):
+        async for frame in frames(call):
+            samples.add(frame)
+            if all(len(answer.token_ids) >= num_tokens for answer in samples.answers):
+                break
+    return samples
 
 
 async def read_until_tokens(call: Any, num_tokens: int, answer: Answer | None = None) -> Answer:
@@ -155,3 +219,43 @@ async def error_of(awaitable: Any) -> SpecdecError:
     except SpecdecError as error:
         return error
     raise AssertionError("no error")
+
+
+async def drained(call: Any) -> None:
+    """Reads the call to its end."""
+    async for _ in frames(call):
+        pass
+
+
+async def eventually(look: Callable[[], Awaitable[Any]], timeout_s: float = 5.0) -> Any:
+    """Its first true answer."""
+    async with asyncio.timeout(timeout_s):
+        while not (answer := await look()):  # noqa: ASYNC110 - what is looked at sets no event of ours
+            await asyncio.sleep(0.02)
+    return answer
+
+
+async def routed(client: Client, num_healthy: int = 2) -> None:
+    """Until so many servers are healthy, the orchestrator included."""
+
+    async def enough() -> bool:
+        return sum(endpoint.healthy for endpoint in (await client.cluster()).endpoints) >= num_healthy
+
+    await eventually(enough)
+
+
+async def nothing_running(client: Client) -> None:
+    async def idle() -> bool:
+        return await client.session_ids() == []
+
+    await eventually(idle)
+
+
+async def record_in(store: SessionStore, session_id: str, state: RecordState) -> SessionRecord:
+    async def look() -> SessionRecord | None:
+        record = await store.read(SessionId(session_id))
+        return record if record is not None and record.state is state else None
+
+    found = await eventually(look)
+    assert isinstance(found, SessionRecord)
+    return found

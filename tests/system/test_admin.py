@@ -23,11 +23,12 @@ from tests.system.orchestrator_harness import (
     DEADLINE_S,
     Client,
     error_of,
+    eventually,
     frames,
     orchestrator,
     read_until_tokens,
+    routed,
 )
-from tests.system.test_generate import eventually, routed
 
 pytestmark = pytest.mark.system
 

@@ -5,6 +5,7 @@ from typing import assert_never
 from specdec.errors import MalformedRequestError
 from specdec.ids import AttachmentId, Epoch
 from specdec.messages import AttachSession, Delta, Finished, GenerationEvent, PromptLogprobs, Started
+from specdec.params import MAX_SAMPLES
 from specdec.v1 import drafter_pb2, generation_pb2
 from specdec.wire.convert.enums import ACCEPTANCE_RULE, FINISH_REASON
 from specdec.wire.convert.logprobs import (
@@ -120,6 +121,7 @@ def attach_session_to_pb(attach: AttachSession) -> drafter_pb2.AttachSessionRequ
         known_token_ids=attach.known_token_ids,
         prompt_length=attach.prompt_length,
         acceptance_rule=ACCEPTANCE_RULE.to_pb(attach.acceptance_rule),
+        sample_index=attach.sample_index,
     )
 
 
@@ -138,4 +140,5 @@ def attach_session_from_pb(message: drafter_pb2.AttachSessionRequest) -> AttachS
         known_token_ids=tuple(message.known_token_ids),
         prompt_length=message.prompt_length,
         acceptance_rule=ACCEPTANCE_RULE.from_pb(message.acceptance_rule),
+        sample_index=natural_from_pb(message.sample_index, "sample_index", high=MAX_SAMPLES - 1),
     )

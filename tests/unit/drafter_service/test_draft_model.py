@@ -26,9 +26,12 @@ def proposer(tiny_model_dir: Path) -> DraftModelProposer:
 
 
 def new_session(
-    proposer: DraftModelProposer, params: SamplingParams = GREEDY, rule: AcceptanceRule = AcceptanceRule.GREEDY
+    proposer: DraftModelProposer,
+    params: SamplingParams = GREEDY,
+    rule: AcceptanceRule = AcceptanceRule.GREEDY,
+    sample_index: int = 0,
 ) -> DraftModelSession:
-    return proposer.new_session(params, rule, prompt_length=len(PROMPT), seed=7)
+    return proposer.new_session(params, rule, prompt_length=len(PROMPT), seed=7, sample_index=sample_index)
 
 
 def greedy_continuation(proposer: DraftModelProposer, token_ids: Sequence[int], num_tokens: int) -> tuple[int, ...]:
@@ -109,12 +112,15 @@ def test_drafts_equal_those_of_a_fresh_session_after_any_history(
     session.close()
 
 
-def test_a_coupled_draft_is_the_sample_that_the_same_noise_draws(proposer: DraftModelProposer) -> None:
-    session = new_session(proposer, SamplingParams(temperature=1.0), AcceptanceRule.COUPLED)
+@pytest.mark.parametrize("sample_index", [0, 3])
+def test_a_coupled_draft_is_the_sample_that_the_same_noise_draws(
+    proposer: DraftModelProposer, sample_index: int
+) -> None:
+    session = new_session(proposer, SamplingParams(temperature=1.0), AcceptanceRule.COUPLED, sample_index)
     token_id = session.propose(PROMPT, 1).token_ids[0]
     runner, size = proposer.model.runner, proposer.model.tokenizer.vocabulary_size
     logits = runner.forward([Rows(runner.new_cache(), PROMPT)])[0][-1, :size]
-    gumbel = Noise(7).gumbel(len(PROMPT), None, size)
+    gumbel = Noise(7, sample_index).gumbel(len(PROMPT), None, size)
     assert token_id == int((torch.log_softmax(logits.double(), -1) + gumbel).argmax())
 
 

@@ -10,7 +10,7 @@ small_texts = st.lists(st.integers(0, 3), min_size=1, max_size=80)
 
 
 def new_session(rule: AcceptanceRule = AcceptanceRule.GREEDY) -> NgramSession:
-    return NgramProposer().new_session(SamplingParams(), rule, prompt_length=0, seed=None)
+    return NgramProposer().new_session(SamplingParams(), rule, prompt_length=0, seed=None, sample_index=0)
 
 
 def test_what_followed_the_longest_match_is_proposed() -> None:
