@@ -9,6 +9,10 @@ CHART := helm/specdec
 PYTEST_ARGS ?=
 BENCH_ARGS ?= --target qwen-coder-1.5b --draft-model qwen-coder-0.5b --proposer draft_model::int8,draft_model::none,ngram,stacked \
 	--take code=8 --take other=2 --json out/bench.json
+BENCH_LOAD_ARGS ?= --target smollm2-135m --proposer ngram --json out/load.json
+BENCH_SCALE_ARGS ?= --target synthetic:seed=1,forward_ms=30 --proposer draft_model:synthetic:seed=1,acceptance=0.8,forward_ms=1 \
+	--drafters 4 --sessions 1,8,64,256 --prompt-tokens 64 --repetitions 2 --json out/scale.json
+BENCH_ENGINE_ARGS ?= --model smollm2-135m --json out/engine.json
 
 ##@ Use
 
@@ -30,6 +34,21 @@ demo: setup ## Start everything with a small model; show that speculation change
 bench: setup ## Measure the Qwen pair, speculation off and on. BENCH_ARGS replaces the options.
 	@mkdir -p out
 	@specdec bench $(BENCH_ARGS)
+
+.PHONY: bench-load
+bench-load: setup ## Measure many streams at once on a small model. BENCH_LOAD_ARGS replaces the options.
+	@mkdir -p out
+	@specdec bench-load $(BENCH_LOAD_ARGS)
+
+.PHONY: bench-scale
+bench-scale: setup ## Measure the control plane under hundreds of streams of a synthetic model. BENCH_SCALE_ARGS likewise.
+	@mkdir -p out
+	@specdec bench-load $(BENCH_SCALE_ARGS)
+
+.PHONY: bench-engine
+bench-engine: setup ## Measure what the engine costs beside the forward. BENCH_ENGINE_ARGS likewise.
+	@mkdir -p out
+	@specdec bench-engine $(BENCH_ENGINE_ARGS)
 
 ##@ Check
 

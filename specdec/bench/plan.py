@@ -2,14 +2,18 @@
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
+
+from specdec.model.synthetic_options import is_synthetic
 
 OTHER = "other"
 PROPOSERS = ("draft_model", "ngram", "stacked")
 PROPOSERS_WITH_MODEL = ("draft_model", "stacked")
 QUANTIZATIONS = ("none", "int8", "int4")
+_COMMA_BETWEEN_LANES = re.compile(r",(?![a-z_]+=)")  # those before an option belong to a synthetic model's name
 
 StepT = TypeVar("StepT")
 
@@ -41,22 +45,26 @@ class Lane:
 
 
 def parse_lanes(texts: Sequence[str], draft_model: str | None, quantization: str) -> tuple[Lane, ...]:
-    """Reads `PROPOSER[:MODEL[:QUANTIZATION]]`, several to a text with commas; the other two fill what is left out."""
+    """Reads `PROPOSER[:MODEL[:QUANTIZATION]]`, several to a text with commas; the other two fill what is left out.
+
+    A synthetic model has a colon in its name and no quantization.
+    """
     lanes: list[Lane] = []
-    for text in (part.strip() for joined in texts for part in joined.split(",")):
-        proposer, *rest = text.split(":")
-        if proposer not in PROPOSERS or len(rest) > 2:
+    for text in (part.strip() for joined in texts for part in _COMMA_BETWEEN_LANES.split(joined)):
+        proposer, _, rest = text.partition(":")
+        named, *more = [rest] if is_synthetic(rest) else rest.split(":")
+        if proposer not in PROPOSERS or len(more) > 1:
             raise PlanError(f"{text!r}: want PROPOSER[:MODEL[:QUANTIZATION]], PROPOSER one of {', '.join(PROPOSERS)}")
         if proposer not in PROPOSERS_WITH_MODEL:
-            if rest:
+            if ":" in text:
                 raise PlanError(f"{text!r}: {proposer} has no draft model")
             lane = Lane(proposer)
         else:
-            model = rest[0] if rest and rest[0] else draft_model
+            model = named or draft_model
             if model is None:
                 raise PlanError(f"{text!r}: {proposer} needs a draft model, as {proposer}:NAME or --draft-model NAME")
-            lane = Lane(proposer, model, rest[1] if len(rest) == 2 else quantization)
-            if lane.quantization not in QUANTIZATIONS:
+            lane = Lane(proposer, model, None if is_synthetic(model) else more[0] if more else quantization)
+            if lane.quantization not in (None, *QUANTIZATIONS):
                 raise PlanError(f"{text!r}: quantization is one of {', '.join(QUANTIZATIONS)}")
         if lane in lanes:
             raise PlanError(f"{lane.label}: given twice")

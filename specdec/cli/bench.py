@@ -5,8 +5,6 @@ import asyncio
 import contextlib
 import dataclasses
 import hashlib
-import json
-import signal
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +14,7 @@ import typer
 
 from specdec.cli.cluster_options import ClusterOptions
 from specdec.cli.failures import EXIT_FAILED, EXIT_INTERRUPTED, UsageError, fail, told_in_one_line
+from specdec.cli.until_signal import run_until_signal
 
 if TYPE_CHECKING:
     from specdec.bench.measure import Subjects
@@ -129,14 +128,10 @@ def _new_recording(options: _Options, prompts: Path) -> "Recording":
 
 async def _run_until_signal(options: _Options, recording: "Recording", *, verbose: bool) -> None:
     """Ctrl-C and SIGTERM end the measurement, not the report."""
-    work = asyncio.create_task(_run(options, recording, verbose=verbose))
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, work.cancel)
     try:
-        await work
-        recording.complete = True
-    except asyncio.CancelledError:
-        recording.ended_by = "interrupted"
+        recording.complete = await run_until_signal(_run(options, recording, verbose=verbose))
+        if not recording.complete:
+            recording.ended_by = "interrupted"
     except Exception as error:
         recording.ended_by = f"{type(error).__name__}: {error}"
         raise
@@ -162,24 +157,13 @@ async def _start_subjects(
     """One verifier for all, a drafter and an orchestrator for each lane, so that lanes take turns on a prompt."""
     from specdec.bench.measure import Subjects
     from specdec.cli.client import GenerationClient
-    from specdec.cli.processes import LocalCluster
+    from specdec.cli.lane_clusters import start_lanes
 
     peer = await _start_peer(options, recording, view, stack) if options.peers else None
     systems, pids = {}, list[int]()
-    verifier_endpoint: str | None = None
-    for index, lane in enumerate(options.lanes):
-        cluster_options = dataclasses.replace(
-            options.cluster,
-            proposer=lane.proposer,
-            draft_model=lane.draft_model,
-            quantization=lane.quantization,
-            verifier_endpoint=verifier_endpoint,
-            log_folder=options.cluster.log_folder and options.cluster.log_folder / f"lane-{index}",
-        ).validated()
-        cluster = LocalCluster(cluster_options, on_progress=view.progress, on_line=view.log_line)
-        view.say(f"starting {lane.label}; logs in {cluster.log_folder}")
-        await stack.enter_async_context(cluster)
-        verifier_endpoint = cluster.endpoints["verifier"]
+    for lane, cluster in zip(
+        options.lanes, await start_lanes(options.cluster, options.lanes, view, stack), strict=True
+    ):
         pids += cluster.pids.values()
         client = await stack.enter_async_context(GenerationClient(cluster.endpoint, timeout_s=options.output_timeout_s))
         model = await client.wait_for_model(_MODEL_WAIT_S)
@@ -220,12 +204,11 @@ def _finish(recording: "Recording", json_path: Path | None) -> dict[str, Any]:
 
     from specdec.bench.display import results_table
     from specdec.bench.report import build_report
+    from specdec.bench.report_file import write_report
 
     report = build_report(recording)
     if json_path is not None and recording.prompts:
-        partial = json_path.with_name(f"{json_path.name}.partial")
-        partial.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-        partial.replace(json_path)
+        write_report(json_path, report)
     if report["runs"]:
         console = Console()
         console.print(results_table(report["runs"]), width=None if console.is_terminal else _TABLE_WIDTH)

@@ -9,6 +9,7 @@ import typer
 
 from specdec import __version__
 from specdec.cli.bench import bench
+from specdec.cli.bench_load import bench_load
 from specdec.cli.demo import demo
 from specdec.cli.generate import generate
 from specdec.cli.roles import drafter, orchestrator, verifier
@@ -38,7 +39,7 @@ def options(
     """Speculative decoding as microservices: drafters guess, a verifier decides."""
 
 
-for command in (up, generate, demo, bench, verifier, drafter, orchestrator):
+for command in (up, generate, demo, bench, bench_load, verifier, drafter, orchestrator):
     app.command()(command)
 
 
