@@ -108,10 +108,14 @@ class VerifierSettings(_ModelSettings):
 
     model: str = Field(min_length=1)
     """Named model, hub id, local folder or .gguf file."""
-    max_sessions: int = Field(default=16, ge=1, le=65536)
-    """Sessions with a cache at one time; more wait."""
-    max_waiting_sessions: int = Field(default=64, ge=0, le=65536)
-    """Sessions that may wait; more are answered OVERLOADED."""
+    max_sessions: int = Field(default=256, ge=1, le=65536)
+    """Sessions that run at one time, if the cache has room for so many; more wait."""
+    max_waiting_sessions: int = Field(default=1024, ge=0, le=65536)
+    """Sessions that may wait; more are answered OVERLOADED, with a time to come again."""
+    kv_cache_mib: int | None = Field(default=None, ge=1)
+    """Memory for keys and values of all sessions. None: a share of what is free, by the device."""
+    prefix_caching: bool = True
+    """Prompts of one tenant that begin alike are computed once while their keys and values are in the cache."""
     max_draft_tokens: int = Field(default=32, ge=0, le=MAX_DRAFT_NODES)
     """Largest draft budget of one session. A lookup that copies a passage gains by long drafts; a draft model chooses
     less by itself."""

@@ -23,6 +23,7 @@ WITHHELD_KEYS = frozenset(
 """Log fields that are replaced before a line is written, should anybody ever pass one."""
 _SHUTDOWN_TIMEOUT_S = 5.0
 _ROUND_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
+_STEP_ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 _FIRST_TOKEN_BUCKETS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 500.0)
 
 
@@ -106,7 +107,19 @@ class VerifierMetrics(Metrics):
         self.num_requests_running = self.gauge("num_requests_running", "Sessions in execution.")
         self.num_requests_waiting = self.gauge("num_requests_waiting", "Sessions waiting to be admitted.")
         self.prompt_tokens = self.counter("prompt_tokens", "Prompt tokens processed.")
+        self.cached_prompt_tokens = self.counter(
+            "prefix_cache_hits", "Prompt tokens whose keys were found in the cache instead of being computed."
+        )
         self.generation_tokens = self.counter("generation_tokens", "Output tokens committed.")
+        self.num_kv_blocks = self.gauge("num_kv_blocks", "Blocks of the key-value cache.")
+        self.num_kv_blocks_used = self.gauge("num_kv_blocks_used", "Blocks of the key-value cache that sessions hold.")
+        self.preemptions = self.counter("num_preemptions", "Sessions that gave their blocks back before their end.")
+        self.cache_inconsistencies = self.counter(
+            "cache_inconsistencies", "Checks that found blocks counted wrongly. Anything but 0 is a fault."
+        )
+        self.step_rows = self.histogram("verifier_step_rows", "Rows of a forward pass.", _STEP_ROW_BUCKETS)
+        self.step_seconds = self.histogram("verifier_step_seconds", "A step of the engine, its forward pass included.")
+        self.forward_seconds = self.histogram("verifier_forward_seconds", "The forward pass of a step.")
         self.request_success = self.counter("request_success", "Outputs that ended, by reason.", "finished_reason")
         self.num_drafts = self.counter("spec_decode_num_drafts", "Drafts verified.")
         self.num_draft_tokens = self.counter("spec_decode_num_draft_tokens", "Draft tokens verified.")

@@ -28,8 +28,9 @@ class PendingDraft:
 class Attachment:
     """State of one attachment.
 
-    `told_length` counts the committed tokens that the drafter knows. `asked_at`: when it was first told something since
-    its last draft. A round waits for a draft only while `delivers`: the last one came within the wait.
+    `told_length` counts the committed tokens that the drafter knows, `told_budget` is the last budget it was told.
+    `asked_at`: when it was first told something, and might draft, since its last draft. A round waits for a draft only
+    while `delivers`: the last one came within the wait.
     """
 
     session_id: SessionId
@@ -37,6 +38,7 @@ class Attachment:
     epoch: Epoch
     stream: "DrafterStream"
     told_length: int
+    told_budget: int | None = None
     last_sequence: int = 0
     pending: PendingDraft | None = None
     delivers: bool = False

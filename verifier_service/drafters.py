@@ -20,6 +20,7 @@ from specdec.messages import (
     AttachmentState,
     AttachRefusal,
     AttachRefused,
+    BudgetUpdate,
     Detach,
     Detached,
     DetachReason,
@@ -29,7 +30,6 @@ from specdec.messages import (
     RefusalReason,
     Refused,
     Verdict,
-    VerifierMessage,
 )
 from specdec.params import AcceptanceRule, FinishReason
 from verifier_service.alignment import check_message
@@ -41,10 +41,13 @@ from verifier_service.attachment import (
     PendingDraft,
 )
 from verifier_service.observer import EngineObserver
+from verifier_service.scheduler import SchedulerPolicy
 from verifier_service.session import TargetLimits, VerifierSession
 
 MAX_PADDING_ROWS = 4096
 """Logit rows beyond the tokenizer's own that may pass for padding."""
+
+BudgetMessage = Attached | Verdict | Advance | Dropped | Refused | BudgetUpdate
 
 
 class Drafters:
@@ -53,18 +56,18 @@ class Drafters:
     def __init__(
         self,
         find_session: Callable[[SessionId], VerifierSession | None],
-        budget_of: Callable[[VerifierSession], int],
+        assign_budgets: Callable[[], None],
         tokenizer_fingerprint: str,
         target: TargetLimits,
-        draft_wait_s: float,
+        policy: SchedulerPolicy,
         observer: EngineObserver,
         clock: Callable[[], float],
     ) -> None:
         self._find_session = find_session
-        self._budget_of = budget_of
+        self._assign_budgets = assign_budgets
         self._tokenizer_fingerprint = tokenizer_fingerprint
         self._target = target
-        self._draft_wait_s = draft_wait_s
+        self._policy = policy
         self._observer = observer
         self._clock = clock
 
@@ -107,13 +110,14 @@ class Drafters:
         stream.attachments[attachment.key] = attachment
         session.attachment = attachment
         session.last_attachment_id = attachment_id
+        self._assign_budgets()
         self._send(
             attachment,
             Attached(
                 committed_token_ids=session.token_ids[start:],
                 start_position=start,
                 seed=session.spec.sampling.seed if session.rule is AcceptanceRule.COUPLED else None,
-                draft_budget=self._budget_of(session),
+                draft_budget=_budget(session),
             ),
         )
         session.sink(AttachmentChange(attachment_id, AttachmentState.ATTACHED))
@@ -174,7 +178,8 @@ class Drafters:
         else:
             attachment.last_sequence = draft.draft_sequence
             superseded, attachment.pending = attachment.pending, pending
-            attachment.delivers = attachment.asked_at is None or now - attachment.asked_at <= self._draft_wait_s
+            wait_s = self._policy.wait_s(session)
+            attachment.delivers = attachment.asked_at is None or now - attachment.asked_at <= wait_s
             attachment.asked_at = None
             if superseded is not None:
                 self.drop(session, superseded, DropReason.SUPERSEDED)
@@ -198,7 +203,7 @@ class Drafters:
                 reason=reason,
                 committed_length=session.committed_length,
                 missing_token_ids=_untold(session, attachment),
-                draft_budget=self._budget_of(session),
+                draft_budget=_budget(session),
             )
             self._send(attachment, dropped)
 
@@ -216,7 +221,7 @@ class Drafters:
         if attachment is None:
             return
         untold = _untold(session, attachment)
-        budget = self._budget_of(session)
+        budget = _budget(session)
         if answers is None:
             advance = Advance(session.round, base_position, untold, session.committed_length, budget, finish_reason)
             self._send(attachment, advance)
@@ -234,6 +239,14 @@ class Drafters:
             finish_reason=finish_reason,
         )
         self._send(attachment, verdict)
+
+    def tell_budget(self, session: VerifierSession) -> None:
+        """Tells a drafter that it may draft again, or may not, where no answer to a round will tell it in time."""
+        attachment, budget = session.attachment, _budget(session)
+        if attachment is None or attachment.told_budget is None:
+            return
+        if (attachment.told_budget > 0) != (budget > 0):
+            self._send(attachment, BudgetUpdate(budget))
 
     def end_session(self, session: VerifierSession) -> None:
         """The session is over, and so is its attachment."""
@@ -272,16 +285,22 @@ class Drafters:
         attachment.num_refused += 1
         attachment.delivers = False
         untold = _untold(session, attachment)
-        budget = self._budget_of(session)
+        budget = _budget(session)
         self._send(attachment, Refused(draft.draft_sequence, reason, message, session.committed_length, untold, budget))
         if attachment.num_refused >= MAX_REFUSED_DRAFTS:
             self._end(attachment, DetachReason.MISBEHAVED)
 
-    def _send(self, attachment: Attachment, message: VerifierMessage) -> None:
+    def _send(self, attachment: Attachment, message: BudgetMessage) -> None:
+        attachment.told_budget = message.draft_budget
         attachment.last_told_at = self._clock()
-        if attachment.asked_at is None:
+        if attachment.asked_at is None and message.draft_budget > 0:
             attachment.asked_at = attachment.last_told_at
         attachment.stream.send(Addressed(attachment.session_id, attachment.attachment_id, message))
+
+
+def _budget(session: VerifierSession) -> int:
+    """What is of use of the session's budget: no draft reaches beyond the output's limit."""
+    return max(0, min(session.draft_budget, session.num_tokens_left - 1))
 
 
 def _untold(session: VerifierSession, attachment: Attachment) -> Sequence[int]:

@@ -1,19 +1,16 @@
 """The verifier's engine: what is open, one forward at a time, and what each forward decides.
 
-Commands come in between steps; `step` schedules rows, runs one ragged forward, verifies drafts, commits tokens and
-rolls caches back. It knows no gRPC, no threads and no wall clock: events leave through the sinks that came with the
-commands, time comes from `clock`. One thread calls it.
+Commands come in between steps; `step` admits, schedules rows, runs one ragged forward and has its rounds decided. It
+knows no gRPC, no threads and no wall clock: events leave through the sinks that came with the commands, time comes from
+`clock`. One thread calls it.
 """
 
 import dataclasses
 import logging
-from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from specdec.decoding.acceptance import accept
-from specdec.decoding.processing import process_logits
 from specdec.errors import (
     DrainingError,
     OverloadedError,
@@ -21,41 +18,27 @@ from specdec.errors import (
     SpecdecError,
     UnknownModelError,
 )
-from specdec.ids import Epoch, Round, SessionId
-from specdec.messages import (
-    Commit,
-    Draining,
-    Fenced,
-    Load,
-    Opened,
-    OpenSession,
-    RoundStatistics,
-    SessionFinished,
-    Usage,
-)
-from specdec.model.runner import ModelRunner, Rows
+from specdec.ids import SessionId
+from specdec.messages import Draining, Fenced, Load, Opened, OpenSession, SessionFinished, Usage
+from specdec.model.block_pool import BLOCK_SIZE, BlockLeakError, OutOfBlocksError
+from specdec.model.interface import Runner
 from specdec.model.text import OutputText
 from specdec.model.tokenizer import TextTokenizer
 from specdec.params import FinishReason
+from verifier_service.admission import Admission, EngineLimits
 from verifier_service.drafters import Drafters
+from verifier_service.fairness import TenantShares
+from verifier_service.flow_control import FlowControl
 from verifier_service.observer import EngineObserver
-from verifier_service.scheduler import SchedulerPolicy, SessionRows, draft_budget, plan_step
+from verifier_service.owners import Owners
+from verifier_service.rounds import Rounds, runner_rows
+from verifier_service.scheduler import SchedulerPolicy, SessionRows, plan_step
 from verifier_service.session import SessionSink, TargetLimits, VerifierSession, check_request
 
 log = logging.getLogger(__name__)
 
-MAX_REMEMBERED_OWNERS = 65_536
-OVERLOAD_RETRY_S = 1.0
-
-
-@dataclasses.dataclass(frozen=True)
-class EngineLimits:
-    """How much the engine takes on: sessions that hold a cache, sessions that wait for one of those to end, and the
-    output limit of requests that give none."""
-
-    max_sessions: int
-    max_waiting_sessions: int
-    default_max_new_tokens: int
+IDLE_CHECK_INTERVAL_S = 10.0
+"""The cache's books are checked no more often than this, and only while nothing is open."""
 
 
 class Engine:
@@ -64,7 +47,7 @@ class Engine:
     def __init__(
         self,
         model_name: str,
-        runner: ModelRunner,
+        runner: Runner,
         tokenizer: TextTokenizer,
         policy: SchedulerPolicy,
         limits: EngineLimits,
@@ -82,46 +65,62 @@ class Engine:
             vocabulary_size=runner.vocabulary_size,
             num_real_tokens=min(tokenizer.vocabulary_size, runner.vocabulary_size),
             context_limit=runner.context_limit,
+            cache_limit=runner.pool.num_blocks * BLOCK_SIZE,
             end_token_ids=tokenizer.end_token_ids,
         )
-        self._active: OrderedDict[SessionId, VerifierSession] = OrderedDict()
-        self._waiting: deque[VerifierSession] = deque()
-        self._owners: OrderedDict[SessionId, tuple[Epoch, bytes]] = OrderedDict()
-        self._draining = False
+        self._open: dict[SessionId, VerifierSession] = {}
+        self._owners = Owners()
+        self._shares = TenantShares()
+        self._admission = Admission(runner.pool, self._shares, limits)
+        self._flow = FlowControl(policy)
         self.drafters = Drafters(
-            find_session=self._find,
-            budget_of=lambda session: draft_budget(policy, session, len(self._active)),
+            find_session=self._open.get,
+            assign_budgets=self._assign_budgets,
             tokenizer_fingerprint=tokenizer.fingerprint,
             target=self._target,
-            draft_wait_s=policy.draft_wait_s,
+            policy=policy,
             observer=observer,
             clock=clock,
         )
+        self._rounds = Rounds(self.drafters, observer, self._target.num_real_tokens, clock)
+        self._num_arrivals = 0
+        self._num_steps = 0
+        self._draining = False
+        self._checked_at: float | None = None
 
     def load(self) -> Load:
-        """How busy the engine is. May be called from any thread: it works on a copy."""
-        active, waiting = list(self._active.values()), list(self._waiting)
+        """How busy the engine is. May be called from any thread: counts may be one step old."""
+        pool = self._runner.pool
+        num_used_blocks = pool.num_blocks - pool.num_free_blocks
         return Load(
-            num_active_sessions=len(active),
-            num_waiting_sessions=len(waiting),
-            kv_used_bytes=sum(session.cache.num_bytes for session in active),
-            num_attachments=sum(session.attachment is not None for session in (*active, *waiting)),
+            num_active_sessions=len(self._admission.active),
+            num_waiting_sessions=self._admission.num_waiting,
+            kv_used_bytes=num_used_blocks * BLOCK_SIZE * self._runner.kv_bytes_per_token,
+            kv_budget_bytes=self._runner.kv_budget_bytes,
+            num_attachments=sum(session.attachment is not None for session in list(self._open.values())),
         )
+
+    def check_cache(self) -> None:
+        """Raises BlockLeakError where the cache's books and the open sessions' blocks do not agree."""
+        self._runner.pool.check([session.cache.block_table for session in self._open.values()])
 
     # --- Commands ----------------------------------------------------------------------------------------------------
 
     def open_session(self, command: OpenSession, prompt_token_ids: Sequence[int], sink: SessionSink) -> None:
         """Takes a session on and answers Opened, Fenced or an error through its sink."""
-        known_epoch, known_nonce = self._owner(command.session_id)
-        if command.epoch < known_epoch or (command.epoch == known_epoch and command.owner_nonce != known_nonce):
-            sink(Fenced(known_epoch))
+        fencing_epoch = self._owners.fencing_epoch(command)
+        if fencing_epoch is not None:
+            sink(Fenced(fencing_epoch))
             return
         try:
             session = self._new_session(command, prompt_token_ids, sink)
+            ended = session.replay_output()
+            self._replace(session)
+            if ended is None:
+                self._enter(session)
         except SpecdecError as error:
             sink(error)
             return
-        self._remember_owner(session)
         sink(
             Opened(
                 attach_secret=session.attach_secret,
@@ -132,16 +131,12 @@ class Engine:
                 max_new_tokens=session.max_new_tokens,
             )
         )
-        ended = session.replay_output()
         if ended is not None:
-            self._finish(session, ended)
-        else:
-            self._waiting.append(session)
-            self._admit()
+            self._tell_end(session, ended)
 
     def close_session(self, session_id: SessionId, sink: SessionSink) -> None:
         """Frees the session that was opened with this sink, since nobody reads it any more. Another one stays."""
-        session = self._find(session_id)
+        session = self._open.get(session_id)
         if session is not None and session.sink is sink:
             self._release(session)
             self._admit()
@@ -149,7 +144,7 @@ class Engine:
     def drain(self, grace_s: float) -> None:
         """Takes no new sessions and tells the owners of the open ones."""
         self._draining = True
-        for session in [*self._active.values(), *self._waiting]:
+        for session in self._open.values():
             session.sink(Draining(grace_s))
 
     def _new_session(self, command: OpenSession, prompt_token_ids: Sequence[int], sink: SessionSink) -> VerifierSession:
@@ -157,66 +152,84 @@ class Engine:
             raise DrainingError("the verifier is draining")
         if command.spec.model not in ("", self._model_name):
             raise UnknownModelError(f"this verifier holds {self._model_name}", model=self._model_name)
-        before = self._find(command.session_id)
+        before = self._open.get(command.session_id)
         if before is not None and before.epoch == command.epoch:
             raise SessionExistsError("this owner has the session open already")
-        no_room = len(self._active) >= self._limits.max_sessions
-        if no_room and len(self._waiting) >= self._limits.max_waiting_sessions and before is None:
-            raise OverloadedError("too many sessions wait", retry_after_s=OVERLOAD_RETRY_S)
         committed = command.committed_token_ids or prompt_token_ids
-        command = (
-            command
-            if command.committed_token_ids
-            else dataclasses.replace(command, prompt_length=len(prompt_token_ids))
-        )
+        if not command.committed_token_ids:
+            command = dataclasses.replace(command, prompt_length=len(prompt_token_ids))
         max_new_tokens = check_request(command, committed, self._target, self._limits.default_max_new_tokens)
-        session = VerifierSession(
+        self._num_arrivals += 1
+        return VerifierSession(
             command,
             committed,
             max_new_tokens,
-            self._runner.new_cache(),
+            self._runner.new_cache(command.tenant.encode()),
             OutputText(self._tokenizer, command.spec.stop.stop_strings),
             self._target,
             sink,
+            self._num_arrivals,
         )
+
+    def _replace(self, session: VerifierSession) -> None:
+        """This session's owner has it from now on; the one before, if there is one, is fenced."""
+        before = self._open.get(session.session_id)
         if before is not None:
-            before.sink(Fenced(command.epoch))
+            before.sink(Fenced(session.epoch))
             self._release(before)
-        return session
+        self._owners.remember(session.session_id, session.epoch, session.owner_nonce, self._open)
 
-    def _find(self, session_id: SessionId) -> VerifierSession | None:
-        found = self._active.get(session_id)
-        if found is not None:
-            return found
-        return next((session for session in self._waiting if session.session_id == session_id), None)
-
-    def _owner(self, session_id: SessionId) -> tuple[Epoch, bytes]:
-        """Highest epoch seen and its nonce; those of an open session are never forgotten."""
-        session = self._find(session_id)
-        if session is not None:
-            return session.epoch, session.owner_nonce
-        return self._owners.get(session_id, (Epoch(0), b""))
-
-    def _remember_owner(self, session: VerifierSession) -> None:
-        self._owners[session.session_id] = (session.epoch, session.owner_nonce)
-        self._owners.move_to_end(session.session_id)
-        while len(self._owners) > MAX_REMEMBERED_OWNERS:
-            self._owners.popitem(last=False)
+    def _enter(self, session: VerifierSession) -> None:
+        """Admits a session or lets it wait; raises OverloadedError where too many wait already."""
+        self._open[session.session_id] = session
+        self._admission.enter(session)
+        self._admit()
+        is_waiting = session.session_id not in self._admission.active
+        if is_waiting and self._admission.num_waiting > self._limits.max_waiting_sessions:
+            retry_after_s = self._admission.retry_after_s()
+            self._release(session)
+            raise OverloadedError("too many sessions wait", retry_after_s=retry_after_s)
 
     def _admit(self) -> None:
-        while self._waiting and len(self._active) < self._limits.max_sessions:
-            session = self._waiting.popleft()
-            self._active[session.session_id] = session
-        self._observer.sessions(len(self._active), len(self._waiting))
+        admitted = self._admission.admit(self._clock())
+        if admitted:
+            self._assign_budgets()
+            for session in admitted:
+                self.drafters.tell_budget(session)
+        self._observer.sessions(len(self._admission.active), self._admission.num_waiting)
 
     def _release(self, session: VerifierSession) -> None:
         self.drafters.end_session(session)
-        session.cache.free()
-        if self._active.get(session.session_id) is session:
-            del self._active[session.session_id]
-        elif session in self._waiting:
-            self._waiting.remove(session)
-        self._observer.sessions(len(self._active), len(self._waiting))
+        self._admission.remove(session)
+        self._flow.forget(session)
+        del self._open[session.session_id]
+        self._observer.sessions(len(self._admission.active), self._admission.num_waiting)
+
+    def _fail(self, session: VerifierSession) -> None:
+        session.sink(SpecdecError("the round failed"))
+        self._release(session)
+
+    def _finish(self, session: VerifierSession, reason: FinishReason) -> None:
+        self._release(session)
+        self._tell_end(session, reason)
+
+    def _tell_end(self, session: VerifierSession, reason: FinishReason) -> None:
+        usage = Usage(session.prompt_length, session.num_output_tokens, session.num_cached_prompt_tokens)
+        self._observer.finished(reason, usage)
+        session.sink(
+            SessionFinished(
+                reason=reason,
+                usage=usage,
+                speculative=session.tally.frozen(),
+                text=session.held_back_text(reason),
+            )
+        )
+
+    def _assign_budgets(self) -> None:
+        self._flow.assign(self._admission.active.values())
+        for session in self._admission.active.values():
+            if session.num_uncached > 1:  # the others' rounds tell it
+                self.drafters.tell_budget(session)
 
     # --- Steps -------------------------------------------------------------------------------------------------------
 
@@ -226,156 +239,131 @@ class Engine:
         Returns 0 when more may be done at once, the time to look again when every session waits for a draft, and None
         when there is nothing to do until a command comes.
         """
-        plan = plan_step(self._policy, list(self._active.values()), self._clock())
+        started_at = self._clock()
+        if not self._open:
+            self._check_when_idle(started_at)
+            return None
+        self._assign_budgets()
+        plan = plan_step(self._policy, self._admission.active.values(), self._shares, started_at)
         for session, pending, reason in plan.dropped:
             self.drafters.drop_pending(session, pending, reason)
         if not plan.rows:
             return plan.next_deadline
-        started_at = self._clock()
-        planned = [rows for rows in plan.rows if self._make_ready(rows, started_at)]
+        planned = self._make_room(plan.rows)
         if planned:
             self._run(planned, started_at)
         self._admit()
         return 0.0
 
+    def _make_room(self, rows: Sequence[SessionRows]) -> list[SessionRows]:
+        """Reserves blocks for the rows, the eldest session first. Sessions that have to give way have no rows."""
+        ready: dict[VerifierSession, SessionRows] = {}
+        for planned in sorted(rows, key=lambda planned: planned.session.arrival):
+            if self._admission.active.get(planned.session.session_id) is not planned.session:
+                continue
+            reserved = self._reserve(planned, ready)
+            if reserved is not None:
+                ready[planned.session] = reserved
+        return [ready[planned.session] for planned in rows if planned.session in ready]
+
+    def _reserve(self, planned: SessionRows, ready: dict[VerifierSession, SessionRows]) -> SessionRows | None:
+        """The rows with blocks for them; without their draft where it does not fit, since a guess displaces nobody."""
+        session = planned.session
+        while True:
+            try:
+                session.cache.reserve(session.cache.length + planned.num_rows)
+                return planned
+            except OutOfBlocksError:
+                if planned.draft.token_ids:
+                    planned = planned.with_draft_cut(0)
+                    continue
+                youngest = self._admission.youngest
+                ready.pop(youngest, None)
+                self._preempt(youngest)
+                if youngest is session:
+                    return None
+            except Exception:
+                log.exception("no room for a session's cache", extra={"session_id": session.session_id})
+                self._fail(session)
+                return None
+
+    def _preempt(self, session: VerifierSession) -> None:
+        self._admission.preempt(session)
+        session.draft_budget = 0
+        self.drafters.tell_budget(session)
+        self._observer.preempted()
+
     def _run(self, planned: Sequence[SessionRows], started_at: float) -> None:
+        # Rounds before scored prompts before other prompts: so rows with logits are in this order too.
+        planned = sorted(planned, key=lambda rows: (not rows.is_round, not rows.session.is_scoring))
+        self._num_steps += 1
+        for rows in planned:
+            session = rows.session
+            if session.last_commit_at is None:
+                session.last_commit_at = started_at
+            if session.attachment is not None and rows.fallback_decode:
+                session.attachment.delivers = False
+        num_rows = sum(rows.num_rows for rows in planned)
+        forward_started_at = self._clock()
         try:
-            logits = self._runner.forward([_runner_rows(rows) for rows in planned])
+            logits = self._runner.forward_rows([runner_rows(rows) for rows in planned])
         except Exception:
             log.exception("forward failed", extra={"num_sessions": len(planned)})
             for rows in planned:
                 self._fail(rows.session)
             return
-        forward_time_s = self._clock() - started_at
-        for rows, session_logits in zip(planned, logits, strict=True):
-            self._active.move_to_end(rows.session.session_id)
-            if not rows.is_round:
-                continue
+        forward_time_s = self._clock() - forward_started_at
+        self._flow.observe_forward(num_rows, forward_time_s)
+        for rows in planned:
+            rows.session.last_served_step = self._num_steps
+            self._shares.charge(rows.session.tenant, rows.num_rows)
+        self._take(planned, logits, started_at, forward_time_s)
+        self._observer.step(num_rows, forward_time_s, self._clock() - started_at)
+        pool = self._runner.pool
+        self._observer.blocks(pool.num_blocks - pool.num_free_blocks, pool.num_blocks)
+
+    def _take(self, planned: Sequence[SessionRows], logits: Tensor, started_at: float, forward_time_s: float) -> None:
+        """Commits what the forward decided, and lets what it computed be found."""
+        rounds = [rows for rows in planned if rows.is_round]
+        first_row = sum(1 + len(rows.draft.token_ids) for rows in rounds)
+        decisions = self._rounds.decide(rounds, logits[:first_row]) if rounds else []
+        judged = [
+            (rows, len(decision.acceptance.accepted_node_indices))
+            for rows, decision in zip(rounds, decisions, strict=True)
+            if decision is not None
+        ]
+        self._flow.observe_rounds(judged)
+        for rows, decision in zip(rounds, decisions, strict=True):
+            session = rows.session
             try:
-                self._finish_round(rows, session_logits, started_at, forward_time_s)
+                if decision is None:
+                    raise ValueError("the round could not be decided")
+                ended = self._rounds.commit(rows, decision, started_at, forward_time_s)
+                self._admission.publish(session)
             except Exception:
-                log.exception("round failed", extra={"session_id": rows.session.session_id})
-                self._fail(rows.session)
+                log.exception("round failed", extra={"session_id": session.session_id})
+                self._fail(session)
+                continue
+            if ended is not None:
+                self._finish(session, ended)
+        for rows in planned[len(rounds) :]:
+            session = rows.session
+            try:
+                if session.is_scoring:
+                    num_scored = session.cache.length + 1 - session.scored_length
+                    self._rounds.score(rows, logits[first_row : first_row + max(0, num_scored)])
+                    first_row += max(0, num_scored)
+                self._admission.publish(session)
+            except Exception:
+                log.exception("prefill failed", extra={"session_id": session.session_id})
+                self._fail(session)
 
-    def _make_ready(self, rows: SessionRows, started_at: float) -> bool:
-        """Prepares a session for the forward. False where its cache cannot grow: it alone ends."""
-        session = rows.session
+    def _check_when_idle(self, now: float) -> None:
+        if self._checked_at is not None and now - self._checked_at < IDLE_CHECK_INTERVAL_S:
+            return
+        self._checked_at = now
         try:
-            session.cache.reserve(session.cache.length + rows.num_rows)
-        except (MemoryError, RuntimeError, ValueError):
-            log.exception("no room for a session's cache", extra={"session_id": session.session_id})
-            self._fail(session)
-            return False
-        if session.last_commit_at is None:
-            session.last_commit_at = started_at
-        if session.attachment is not None and rows.fallback_decode:
-            session.attachment.delivers = False
-        return True
-
-    def _fail(self, session: VerifierSession) -> None:
-        session.sink(SpecdecError("the round failed"))
-        self._release(session)
-
-    def _finish_round(self, rows: SessionRows, logits: Tensor, started_at: float, forward_time_s: float) -> None:
-        session = rows.session
-        base_position = session.committed_length
-        acceptance = accept(
-            session.rule,
-            self._scores(rows, logits),
-            rows.draft,
-            session.noise,
-            base_position,
-        )
-        drafted = [rows.draft.token_ids[node] for node in acceptance.accepted_node_indices]
-        ended = session.end([*drafted, acceptance.next_token_id])
-        num_accepted = min(len(drafted), len(ended.token_ids))
-        has_next = len(ended.token_ids) > num_accepted
-        if rows.draft.parent_indices is not None:
-            session.cache.compact(base_position, acceptance.accepted_node_indices[:num_accepted])
-        session.token_ids += ended.token_ids
-        session.cache.rollback(min(session.cache.length, session.committed_length - 1))
-        session.round = Round(session.round + 1)
-        now = self._clock()
-        statistics = RoundStatistics(
-            num_draft_tokens=len(rows.draft.token_ids),
-            num_accepted_tokens=num_accepted,
-            next_token_kind=acceptance.next_token_kind if has_next else None,
-            total_time_s=now - (session.last_commit_at or started_at),
-            verify_forward_time_s=forward_time_s,
-            queue_time_s=max(0.0, started_at - _ready_at(rows, started_at)),
-            draft_time_s=rows.answers.draft.draft_time_s if rows.answers else None,
-            round_trip_time_s=rows.answers.round_trip_time_s if rows.answers else None,
-            fallback_decode=rows.fallback_decode,
-        )
-        session.last_commit_at = session.ready_at = now
-        session.tally.count_round(statistics, draft_depth=max(map(len, rows.paths)))
-        self._observer.round(statistics, len(ended.token_ids))
-        self.drafters.answer_round(
-            session,
-            rows.answers,
-            base_position,
-            rows.drafters_nodes(acceptance.accepted_node_indices[:num_accepted]),
-            num_accepted,
-            ended.finish_reason,
-        )
-        session.sink(
-            Commit(
-                round=session.round,
-                base_position=base_position,
-                token_ids=ended.token_ids,
-                text="".join(ended.texts),
-                token_texts=ended.texts,
-                statistics=statistics,
-                cached_length=session.cache.length,
-            )
-        )
-        if ended.finish_reason is not None:
-            self._finish(session, ended.finish_reason)
-
-    def _scores(self, rows: SessionRows, logits: Tensor) -> Tensor:
-        session = rows.session
-        output_token_ids = session.token_ids[session.prompt_length :]
-        return process_logits(
-            logits,
-            session.spec.sampling,
-            prompt_token_ids=session.prompt_token_ids,
-            output_token_ids_per_row=[[*output_token_ids, *path] for path in rows.paths],
-            suppressed_token_ids=session.end_token_ids,
-            vocabulary_size=self._target.num_real_tokens,
-        )
-
-    def _finish(self, session: VerifierSession, reason: FinishReason) -> None:
-        self._release(session)
-        self._observer.finished(reason, session.prompt_length)
-        session.sink(
-            SessionFinished(
-                reason=reason,
-                usage=Usage(session.prompt_length, session.num_output_tokens),
-                speculative=session.tally.frozen(),
-                text=session.held_back_text(reason),
-            )
-        )
-
-
-def _runner_rows(rows: SessionRows) -> Rows:
-    """Committed tokens that are not cached yet, then the draft; logits from the last committed token on."""
-    session = rows.session
-    cached = session.cache.length
-    prefill = session.token_ids[cached : cached + rows.num_prefill]
-    parents = rows.draft.parent_indices
-    parent_rows = None
-    if parents is not None:
-        last = rows.num_prefill - 1
-        parent_rows = [*range(-1, last), *(last + 1 + parent for parent in parents)]
-    return Rows(
-        cache=session.cache,
-        token_ids=[*prefill, *rows.draft.token_ids],
-        parent_rows=parent_rows,
-        logits_from=rows.num_prefill - 1 if rows.is_round else rows.num_prefill,
-    )
-
-
-def _ready_at(rows: SessionRows, started_at: float) -> float:
-    if rows.answers is not None:
-        return rows.answers.arrived_at
-    return started_at if rows.session.ready_at is None else rows.session.ready_at
+            self.check_cache()
+        except BlockLeakError:
+            log.exception("the cache's books are wrong")
+            self._observer.cache_inconsistent()

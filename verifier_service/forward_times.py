@@ -43,7 +43,9 @@ class ForwardTimes:
         return bool(self._measured)
 
     def observe(self, num_rows: int, forward_s: float) -> None:
-        """A forward over so many rows took this long."""
+        """A forward over so many rows took this long; 0 where the clock could not tell, which says nothing."""
+        if forward_s <= 0:
+            return
         group = _group(num_rows)
         expected_s = self.expected_s(num_rows)
         for other in self._measured.values():

@@ -7,14 +7,14 @@ import structlog
 
 from specdec.config import VerifierSettings
 from specdec.daemon_thread import in_daemon_thread
+from specdec.decoding.rounds import warm_up
 from specdec.model.loading import LoadedModel, load_model
-from specdec.model.self_check import run_self_check
 from specdec.telemetry import MetricsExporter, VerifierMetrics, configure_logging
 from specdec.v1 import verifier_pb2
 from specdec.v1.verifier_pb2_grpc import add_VerifierServiceServicer_to_server
 from specdec.wire.server import GrpcServer
 from specdec.wire.shutdown import shutdown_signal
-from verifier_service.engine import EngineLimits
+from verifier_service.admission import EngineLimits
 from verifier_service.observer import MetricsObserver
 from verifier_service.scheduler import SchedulerPolicy
 from verifier_service.servicer import VerifierServicer
@@ -66,7 +66,8 @@ async def serve(settings: VerifierSettings) -> None:
 async def _load(settings: VerifierSettings, metrics: VerifierMetrics) -> Target:
     started_at = time.monotonic()
     model = await in_daemon_thread(lambda: _load_model(settings), "load")
-    self_check = await in_daemon_thread(lambda: run_self_check(model.runner), "self-check")
+    self_check = await in_daemon_thread(model.prove, "self-check")
+    await in_daemon_thread(lambda: warm_up(model.runner.vocabulary_size), "warm-up")
     log.info(
         "loaded",
         model=settings.model,
@@ -77,12 +78,19 @@ async def _load(settings: VerifierSettings, metrics: VerifierMetrics) -> Target:
         self_check_passed=self_check.passed,
         max_rows=self_check.max_rows,
         num_comparisons=self_check.num_comparisons,
+        kv_budget_mib=model.runner.kv_budget_bytes >> 20,
+        num_kv_blocks=model.runner.pool.num_blocks,
     )
     if not self_check.passed:
         log.warning("logits depend on their batch on this device: output is not bit-exact", detail=self_check.detail)
     max_step_rows = min(settings.max_step_rows, model.runner.max_rows)
     policy = SchedulerPolicy(max_step_rows, settings.max_draft_tokens, settings.draft_wait_ms / 1000)
-    limits = EngineLimits(settings.max_sessions, settings.max_waiting_sessions, settings.default_max_new_tokens)
+    limits = EngineLimits(
+        settings.max_sessions,
+        settings.max_waiting_sessions,
+        settings.default_max_new_tokens,
+        prefix_caching=settings.prefix_caching,
+    )
     observer = MetricsObserver(metrics)
     return start_target(model, self_check, policy, limits, observer, asyncio.get_running_loop())
 
@@ -94,6 +102,7 @@ def _load_model(settings: VerifierSettings) -> LoadedModel:
         dtype=settings.dtype,
         cache_dir=settings.cache_dir,
         num_threads=settings.threads,
+        kv_budget_bytes=None if settings.kv_cache_mib is None else settings.kv_cache_mib << 20,
     )
 
 

@@ -1,21 +1,29 @@
 """Choose the rows of the next forward. Pure: sessions and the time go in, a plan comes out.
 
-Sessions whose round can start come first, oldest first; what is left of the row budget goes to prefill, and a share of
-it always, so that neither keeps the other waiting.
+Rounds come first, so that running sessions go on in every step; what is left of the row budget goes to prompts, and a
+share of it always, so that neither keeps the other waiting. Where there are more rounds than rows, tenants take turns
+by what they were served, and a tenant's sessions by how long they were not. Among a tenant's prompts the shortest is
+next, and the eldest of all has a share to itself: a short one is not stuck behind a long one, and the long one
+advances.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from specdec.decoding.draft import DraftTokens
 from specdec.messages import DropReason
-from verifier_service.alignment import align, cut
+from verifier_service.alignment import AlignedDraft, align, cut
 from verifier_service.attachment import PendingDraft
+from verifier_service.fairness import TenantShares
 from verifier_service.session import VerifierSession
 
 NO_DRAFT = DraftTokens()
 PREFILL_SHARE = 4
 """One row in so many is kept for prompts while there are any, so that running sessions never starve a new one."""
+ELDEST_SHARE = 4
+"""One prompt row in so many is the eldest prompt's, however many shorter ones there are."""
+MAX_SCORED_ROWS = 64
+"""Of one prompt in one step, where log-probabilities are wanted: each row has logits over the whole vocabulary."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +33,15 @@ class SchedulerPolicy:
     max_step_rows: int
     max_draft_tokens: int
     draft_wait_s: float
+
+    def wait_s(self, session: VerifierSession) -> float:
+        """How long a round of this session waits for its draft."""
+        wanted_s = session.spec.speculation.max_draft_wait_s
+        return self.draft_wait_s if wanted_s is None else min(wanted_s, self.draft_wait_s)
+
+    def num_rows_for_prompts(self) -> int:
+        """Rows of a step that rounds leave to prompts."""
+        return max(1, self.max_step_rows // PREFILL_SHARE) if self.max_step_rows > 1 else 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,14 +63,26 @@ class SessionRows:
     def num_rows(self) -> int:
         return self.num_prefill + len(self.draft.token_ids)
 
+    @property
+    def draft_depth(self) -> int:
+        """Tokens from the draft's root to its deepest leaf."""
+        if self.draft.parent_indices is None:
+            return len(self.draft.token_ids)
+        depths = [0]  # of row 0, then of each node
+        for parent in self.draft.parent_indices:
+            depths.append(depths[1 + parent] + 1)
+        return max(depths)
+
     def drafters_nodes(self, nodes: Sequence[int]) -> Sequence[int]:
         """Nodes of a tree in the drafter's own numbering, which alignment and cutting changed; none for a chain."""
         return () if self.draft.parent_indices is None else [self.draft_nodes[node] for node in nodes]
 
-    @property
-    def paths(self) -> list[list[int]]:
-        """For each row of logits the draft tokens before it: none for the last committed token's row."""
-        return [[], *(self.draft.path_to(node) for node in range(len(self.draft.token_ids)))]
+    def with_draft_cut(self, max_nodes: int) -> "SessionRows":
+        """The same with at most so many nodes of its draft."""
+        if len(self.draft.token_ids) <= max_nodes:
+            return self
+        draft = cut(AlignedDraft(self.draft, self.draft_nodes), max_nodes=max_nodes, max_depth=max_nodes)
+        return dataclasses.replace(self, draft=draft.tokens, draft_nodes=draft.nodes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,49 +94,33 @@ class StepPlan:
     next_deadline: float | None
 
 
-def draft_budget(policy: SchedulerPolicy, session: VerifierSession, num_active_sessions: int) -> int:
-    """Most nodes of a draft of this session now: its share of a step, its request, and what may still come."""
-    share = policy.max_step_rows // max(1, num_active_sessions) - 1
-    wanted = session.spec.speculation.max_draft_tokens
-    limit = policy.max_draft_tokens if wanted is None else min(wanted, policy.max_draft_tokens)
-    return max(0, min(limit, share, session.num_tokens_left - 1))
-
-
-def plan_step(policy: SchedulerPolicy, sessions: Sequence[VerifierSession], now: float) -> StepPlan:
-    """The next step's rows over the admitted sessions, in the order in which they were last served."""
-    rows: list[SessionRows] = []
+def plan_step(
+    policy: SchedulerPolicy, sessions: Iterable[VerifierSession], shares: TenantShares, now: float
+) -> StepPlan:
+    """The next step's rows over the admitted sessions, rounds before prompts."""
+    rounds: list[SessionRows] = []
+    prefills: list[VerifierSession] = []
     dropped: list[tuple[VerifierSession, PendingDraft, DropReason]] = []
-    deadlines: list[float] = []
-    prefills = [session for session in sessions if session.num_uncached > 1]
-    reserved = max(1, policy.max_step_rows // PREFILL_SHARE) if prefills and policy.max_step_rows > 1 else 0
-    rows_left = policy.max_step_rows - reserved
+    next_deadline: float | None = None
     for session in sessions:
         if session.num_uncached > 1:
+            prefills.append(session)
             continue
-        if rows_left == 0:
-            deadlines.append(now)
-            continue
-        round_rows = _plan_round(policy, session, len(sessions), rows_left, now, dropped)
-        if isinstance(round_rows, float):
-            deadlines.append(round_rows)
-            continue
-        rows.append(round_rows)
-        rows_left -= round_rows.num_rows
-    rows_left += reserved
-    for session in prefills:
-        if rows_left == 0:
-            break
-        num_rows = min(session.num_uncached, rows_left)
-        rows.append(SessionRows(session, num_rows, is_round=num_rows == session.num_uncached))
-        rows_left -= num_rows
-    return StepPlan(rows, dropped, min(deadlines, default=None))
+        round_or_deadline = _plan_round(policy, session, now, dropped)
+        if isinstance(round_or_deadline, SessionRows):
+            rounds.append(round_or_deadline)
+        elif next_deadline is None or round_or_deadline < next_deadline:
+            next_deadline = round_or_deadline
+    reserved = policy.num_rows_for_prompts() if prefills else 0
+    rows = _fit_rounds(rounds, policy.max_step_rows - reserved, shares)
+    if prefills:
+        rows += _plan_prefills(prefills, policy.max_step_rows - sum(planned.num_rows for planned in rows), shares)
+    return StepPlan(rows, dropped, next_deadline)
 
 
 def _plan_round(
     policy: SchedulerPolicy,
     session: VerifierSession,
-    num_active_sessions: int,
-    rows_left: int,
     now: float,
     dropped: list[tuple[VerifierSession, PendingDraft, DropReason]],
 ) -> SessionRows | float:
@@ -119,15 +132,57 @@ def _plan_round(
     if pending is not None:
         aligned = align(pending.draft, session.token_ids)
         if not isinstance(aligned, DropReason):
-            max_nodes = min(draft_budget(policy, session, num_active_sessions), rows_left - 1)
-            draft = cut(aligned, max_nodes=max_nodes, max_depth=session.num_tokens_left - 1)
+            draft = cut(aligned, max_nodes=session.draft_budget, max_depth=session.num_tokens_left - 1)
             return SessionRows(session, 1, is_round=True, draft=draft.tokens, draft_nodes=draft.nodes, answers=pending)
         dropped.append((session, pending, aligned))
-    if draft_budget(policy, session, num_active_sessions) == 0 or not attachment.delivers:
-        return SessionRows(session, 1, is_round=True, fallback_decode=not attachment.delivers)
-    wanted_wait_s = session.spec.speculation.max_draft_wait_s
-    wait_s = policy.draft_wait_s if wanted_wait_s is None else min(wanted_wait_s, policy.draft_wait_s)
-    deadline = now if session.ready_at is None else session.ready_at + wait_s  # the first round waits for nobody
-    if now < deadline:
-        return deadline
-    return SessionRows(session, 1, is_round=True, fallback_decode=True)
+    if session.draft_budget == 0 or not attachment.delivers:
+        return SessionRows(session, 1, is_round=True, fallback_decode=session.draft_budget > 0)
+    # The first round waits for nobody.
+    deadline = now if session.ready_at is None else session.ready_at + policy.wait_s(session)
+    return deadline if now < deadline else SessionRows(session, 1, is_round=True, fallback_decode=True)
+
+
+def _fit_rounds(rounds: list[SessionRows], max_rows: int, shares: TenantShares) -> list[SessionRows]:
+    """The rounds that are served in a step of so many rows: all, or by turns, the last draft cut to what is left."""
+    if sum(planned.num_rows for planned in rounds) <= max_rows:
+        return rounds
+    by_tenant: dict[str, list[SessionRows]] = {}
+    for planned in sorted(rounds, key=lambda planned: planned.session.last_served_step):
+        by_tenant.setdefault(planned.session.tenant, []).append(planned)
+    fitted: list[SessionRows] = []
+    rows_left = max_rows
+    for planned in shares.by_turns(by_tenant, lambda planned: planned.num_rows):
+        if rows_left == 0:
+            break
+        fitted.append(planned.with_draft_cut(rows_left - 1))
+        rows_left -= fitted[-1].num_rows
+    return fitted
+
+
+def _plan_prefills(prefills: Sequence[VerifierSession], max_rows: int, shares: TenantShares) -> list[SessionRows]:
+    """Chunks of prompts in so many rows."""
+    eldest = min(prefills, key=lambda session: session.arrival)
+    num_rows = dict.fromkeys(prefills, 0)
+    num_rows[eldest] = min(_num_rows_wanted(eldest), max(1, max_rows // ELDEST_SHARE))
+    rows_left = max_rows - num_rows[eldest]
+    by_tenant: dict[str, list[VerifierSession]] = {}
+    for session in sorted(prefills, key=lambda session: (_num_rows_wanted(session), session.arrival)):
+        by_tenant.setdefault(session.tenant, []).append(session)
+    for session in shares.by_turns(by_tenant, num_rows.__getitem__):
+        if rows_left == 0:
+            break
+        more = min(_num_rows_wanted(session) - num_rows[session], rows_left)
+        num_rows[session] += more
+        rows_left -= more
+    return [
+        SessionRows(session, num, is_round=num == session.num_uncached and not session.is_scoring)
+        for session, num in num_rows.items()
+        if num > 0
+    ]
+
+
+def _num_rows_wanted(session: VerifierSession) -> int:
+    """Rows that a prompt may have in one step. One that is scored ends before its last token, which is a round."""
+    if not session.is_scoring:
+        return session.num_uncached
+    return min(session.prompt_length - 1 - session.cache.length, MAX_SCORED_ROWS)

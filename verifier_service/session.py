@@ -1,13 +1,14 @@
 """One open session as the verifier holds it: its committed tokens, its cache, and how its output ends.
 
 The cache invariant, before each round: `cache.length <= committed_length - 1`. The last committed token is never in the
-cache: it is the first row of the next forward.
+cache: it is the first row of the next forward. A session that waits for admission holds no block.
 """
 
 import dataclasses
 import secrets
 from collections.abc import Callable, Sequence
 
+from specdec.decoding.history import TokenHistory
 from specdec.decoding.noise import Noise
 from specdec.decoding.processing import require_possible_token
 from specdec.errors import (
@@ -32,11 +33,16 @@ SessionSink = Callable[[SessionEvent | SpecdecError], None]
 
 @dataclasses.dataclass(frozen=True)
 class TargetLimits:
-    """What the target model allows. `vocabulary_size` counts logit rows, `num_real_tokens` those that are tokens."""
+    """What the target model and its cache allow.
+
+    `vocabulary_size` counts logit rows, `num_real_tokens` those that are tokens; `cache_limit` is how many positions
+    fit the whole cache, if one session has it all.
+    """
 
     vocabulary_size: int
     num_real_tokens: int
     context_limit: int
+    cache_limit: int
     end_token_ids: frozenset[int]
 
 
@@ -61,8 +67,11 @@ class VerifierSession:
         text: OutputText,
         limits: TargetLimits,
         sink: SessionSink,
+        arrival: int,
     ) -> None:
         self.session_id: SessionId = command.session_id
+        self.tenant = command.tenant
+        self.arrival = arrival
         self.epoch: Epoch = command.epoch
         self.owner_nonce = command.owner_nonce
         self.spec: GenerationSpec = command.spec
@@ -70,7 +79,12 @@ class VerifierSession:
         self.token_ids = list(committed_token_ids)
         self.prompt_length = command.prompt_length
         self.prompt_token_ids = tuple(committed_token_ids[: command.prompt_length])
+        self.history = TokenHistory(self.prompt_token_ids, self.token_ids[self.prompt_length :])
         self.max_new_tokens = max_new_tokens
+        is_scored = command.spec.num_prompt_logprobs is not None and not command.committed_token_ids
+        self.scored_length = 1 if is_scored else self.prompt_length
+        self.num_cached_prompt_tokens = 0
+        self.was_admitted = False
         self.cache = cache
         self.sink = sink
         self.attach_secret = secrets.token_bytes(ATTACH_SECRET_BYTES)
@@ -81,12 +95,19 @@ class VerifierSession:
         speculation = command.spec.speculation
         is_off = speculation.disabled or speculation.max_draft_tokens == 0
         self.tally = SpeculationTally(disabled_reason="REQUESTED" if is_off else "")
+        self.draft_budget = 0
+        self.gains_slot: int | None = None
+        self.last_served_step = 0
         self.ready_at: float | None = None
         self.last_commit_at: float | None = None
         self.end_token_ids = _end_token_ids(command.spec, limits)
         self._text = text
         replay = self.rule in (AcceptanceRule.ONE_HOT, AcceptanceRule.REJECTION)
-        self.noise = Noise(seed=command.spec.sampling.seed or 0, epoch=command.epoch if replay else 0)
+        self.noise = Noise(
+            seed=command.spec.sampling.seed or 0,
+            sample_index=command.sample_index,
+            epoch=command.epoch if replay else 0,
+        )
 
     @property
     def committed_length(self) -> int:
@@ -96,6 +117,20 @@ class VerifierSession:
     def num_uncached(self) -> int:
         """Committed tokens that are not in the cache; 1 once the prompt is prefilled."""
         return len(self.token_ids) - self.cache.length
+
+    @property
+    def is_scoring(self) -> bool:
+        """Whether log-probabilities of the prompt are wanted that are not told yet.
+
+        Those of positions [1, scored_length) are; a prompt for which nobody asked counts as told. The logits of a
+        position's token are those of the row before it.
+        """
+        return self.scored_length < self.prompt_length
+
+    @property
+    def adoptable_token_ids(self) -> Sequence[int]:
+        """The tokens whose rows need no forward of this session's own if their keys are found in the cache."""
+        return self.token_ids[: self.scored_length] if self.is_scoring else self.token_ids
 
     @property
     def num_output_tokens(self) -> int:
@@ -109,6 +144,12 @@ class VerifierSession:
     def is_news(self, attachment_id: AttachmentId) -> bool:
         """Whether nothing was told of this attachment or a later one: who repeats himself fills no queue."""
         return attachment_id > max(self.last_attachment_id, self.last_refused_id)
+
+    def commit(self, token_ids: Sequence[int]) -> None:
+        """Tokens were decided, and are the session's from here on."""
+        self.token_ids += token_ids
+        self.history.append(token_ids)
+        self.round = Round(self.round + 1)
 
     def end(self, token_ids: Sequence[int]) -> EndedTokens:
         """Cuts a round's tokens at the first end: a stop token, a stop string or the token limit (contract L4).
@@ -160,8 +201,8 @@ def check_request(
     Raises:
         MalformedRequestError: the committed tokens do not begin with a prompt.
         TokenOutOfVocabularyError: a committed token, of the prompt or the output, is none of the model's.
-        PromptTooLongError: prompt and one output token do not fit the context.
-        InvalidParameterError: max_new_tokens beyond the context, a listed token outside the vocabulary, no seed.
+        PromptTooLongError: prompt and one output token do not fit the context, or the whole cache.
+        InvalidParameterError: max_new_tokens beyond those, a listed token outside the vocabulary, no seed.
     """
     spec = command.spec
     prompt_length = command.prompt_length
@@ -169,12 +210,14 @@ def check_request(
         raise MalformedRequestError("the committed tokens do not begin with a prompt", field="prompt_length")
     if any(not 0 <= token_id < limits.num_real_tokens for token_id in committed_token_ids):
         raise TokenOutOfVocabularyError(f"token ids must be in [0, {limits.num_real_tokens})")
-    room = limits.context_limit - prompt_length
+    most_positions = min(limits.context_limit, limits.cache_limit)
+    place = "context" if limits.context_limit == most_positions else "key-value cache"
+    room = most_positions - prompt_length
     if room < 1:
         raise PromptTooLongError(
-            f"the prompt has {prompt_length} tokens; the context takes {limits.context_limit}",
+            f"the prompt has {prompt_length} tokens; the {place} takes {most_positions}",
             num_prompt_tokens=str(prompt_length),
-            context_limit=str(limits.context_limit),
+            context_limit=str(most_positions),
         )
     spec.sampling.validated(limits.num_real_tokens)
     require_possible_token(spec.sampling, _end_token_ids(spec, limits), limits.num_real_tokens)
@@ -185,6 +228,6 @@ def check_request(
     wanted = spec.stop.max_new_tokens
     if wanted is not None and wanted > room:
         raise InvalidParameterError(
-            f"max_new_tokens: {wanted} asked for, the context leaves room for {room}", field="max_new_tokens"
+            f"max_new_tokens: {wanted} asked for, the {place} leaves room for {room}", field="max_new_tokens"
         )
     return min(room, default_max_new_tokens) if wanted is None else wanted

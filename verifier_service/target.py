@@ -8,8 +8,9 @@ from collections.abc import Callable
 from specdec.messages import ModelInfo, SelfCheck, ServerStatus
 from specdec.model.loading import LoadedModel
 from specdec.model.tokenizer import TextTokenizer
+from verifier_service.admission import EngineLimits
 from verifier_service.device_thread import DeviceThread
-from verifier_service.engine import Engine, EngineLimits
+from verifier_service.engine import Engine
 from verifier_service.observer import EngineObserver
 from verifier_service.scheduler import SchedulerPolicy
 

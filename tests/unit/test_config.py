@@ -14,7 +14,7 @@ from specdec.config import (
 
 
 def test_the_caller_wins_over_the_environment_which_wins_over_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert VerifierSettings(model="m").max_sessions == 16
+    assert VerifierSettings(model="m").max_sessions == 256
     monkeypatch.setenv("SPECDEC_VERIFIER_MAX_SESSIONS", "3")
     monkeypatch.setenv("SPECDEC_VERIFIER_WIRE__MAX_MESSAGE_BYTES", "4096")
     settings = VerifierSettings(model="m")

@@ -23,10 +23,13 @@ from specdec.messages import (
     SessionFinished,
     VerifierMessage,
 )
+from specdec.model.block_pool import BlockPool
+from specdec.model.kv_cache import CacheLayout, KVCache, KVStorage
 from specdec.model.runner import Rows
 from specdec.params import GenerationSpec, SamplingParams, SpeculationOptions, StopCriteria
+from verifier_service.admission import EngineLimits
 from verifier_service.attachment import DrafterStream
-from verifier_service.engine import Engine, EngineLimits
+from verifier_service.engine import Engine
 from verifier_service.scheduler import SchedulerPolicy
 
 VOCABULARY_SIZE = 24
@@ -36,66 +39,55 @@ END_TOKEN_ID = 0
 NONCE = b"n" * 16
 
 
-class PrefixCache:
-    """The tokens whose keys and values a real cache would hold."""
-
-    def __init__(self) -> None:
-        self.token_ids: list[int] = []
-        self.freed = False
-        self.cannot_grow = False
-
-    @property
-    def length(self) -> int:
-        return len(self.token_ids)
-
-    @property
-    def num_bytes(self) -> int:
-        return len(self.token_ids)
-
-    def reserve(self, num_slots: int) -> None:
-        if self.cannot_grow:
-            raise RuntimeError("out of memory")
-
-    def rollback(self, length: int) -> None:
-        del self.token_ids[length:]
-
-    def compact(self, base_length: int, kept_rows: Sequence[int]) -> None:
-        tail = self.token_ids[base_length:]
-        self.token_ids[base_length:] = [tail[row] for row in kept_rows]
-
-    def free(self) -> None:
-        self.freed = True
-
-
 class HashRunner:
-    """A target whose logits depend on the token prefix alone, and on every token of it."""
+    """A target whose logits depend on the token prefix alone, and on every token of it.
+
+    It has the paged cache of real models, with a token's id in each slot instead of its keys and values, and reads the
+    prefix from there: a wrong block gives wrong logits.
+    """
 
     vocabulary_size = VOCABULARY_SIZE
-    context_limit = 128
     numerics = Numerics("fingerprint", "weights", "float32", "float32", "cpu", "hash", "hash", "none")
+    device = torch.device("cpu")
 
-    def __init__(self) -> None:
+    def __init__(self, num_blocks: int = 256, context_limit: int = 128, max_rows: int = 4096) -> None:
+        self.context_limit = context_limit
+        self.max_rows = max_rows
+        self.pool = BlockPool(num_blocks)
+        layout = CacheLayout(1, 1, 1, torch.int64, self.device, context_limit)
+        self.kv_bytes_per_token = layout.bytes_per_token
+        self.kv_budget_bytes = num_blocks * layout.bytes_per_block
+        self._storage = KVStorage(layout, num_blocks)
+        self._slots = self._storage.keys[0].view(-1).numpy()
+        self._slots[:] = -1
         self.num_forwards = 0
-        self.caches: list[PrefixCache] = []
+        self.num_rows: list[int] = []
+        self.caches: list[KVCache] = []
         self.fails = False
 
-    def new_cache(self) -> PrefixCache:
-        self.caches.append(PrefixCache())
+    def new_cache(self, salt: bytes = b"") -> KVCache:
+        self.caches.append(KVCache(self.pool, self._storage, salt))
         return self.caches[-1]
 
-    def forward(self, batch: Sequence[Rows]) -> list[torch.Tensor]:
+    def forward_rows(self, batch: Sequence[Rows]) -> torch.Tensor:
         self.num_forwards += 1
+        self.num_rows.append(sum(len(rows.token_ids) for rows in batch))
         if self.fails:
             raise RuntimeError("out of memory")
-        return [self._session(rows) for rows in batch]
+        if self.num_rows[-1] > self.max_rows or len({id(rows.cache) for rows in batch}) != len(batch):
+            raise ValueError("not a batch")
+        return torch.cat([self._session(rows) for rows in batch])
 
     def _session(self, rows: Rows) -> torch.Tensor:
-        parents = rows.parent_rows if rows.parent_rows is not None else range(-1, len(rows.token_ids) - 1)
+        cache, num_rows = rows.cache, len(rows.token_ids)
+        before = self._slots[cache.slot_places(0, cache.length)].tolist()
+        cache.reserve(cache.length + num_rows)
+        self._slots[cache.slot_places(cache.length, cache.length + num_rows)] = rows.token_ids
+        cache.extend(num_rows)
+        parents = rows.parent_rows if rows.parent_rows is not None else range(-1, num_rows - 1)
         prefixes: list[list[int]] = []
         for token_id, parent in zip(rows.token_ids, parents, strict=True):
-            before = rows.cache.token_ids if parent == -1 else prefixes[parent]
-            prefixes.append([*before, token_id])
-        rows.cache.token_ids += rows.token_ids
+            prefixes.append([*(before if parent == -1 else prefixes[parent]), token_id])
         logits = [prefix_logits(prefix) for prefix in prefixes[rows.logits_from :]]
         return torch.stack(logits) if logits else torch.empty(0, VOCABULARY_SIZE)
 
@@ -122,12 +114,24 @@ class LetterTokenizer:
 class CountingObserver:
     dropped: list[str] = dataclasses.field(default_factory=list)
     refused: list[str] = dataclasses.field(default_factory=list)
+    num_preemptions: int = 0
+    num_inconsistencies: int = 0
 
     def sessions(self, num_active: int, num_waiting: int) -> None: ...
 
     def round(self, statistics: object, num_committed_tokens: int) -> None: ...
 
-    def finished(self, reason: object, num_prompt_tokens: int) -> None: ...
+    def finished(self, reason: object, usage: object) -> None: ...
+
+    def step(self, num_rows: int, forward_time_s: float, step_time_s: float) -> None: ...
+
+    def blocks(self, num_used: int, num_blocks: int) -> None: ...
+
+    def preempted(self) -> None:
+        self.num_preemptions += 1
+
+    def cache_inconsistent(self) -> None:
+        self.num_inconsistencies += 1
 
     def draft_dropped(self, reason: object) -> None:
         self.dropped.append(reason.value)
@@ -227,18 +231,26 @@ class Bench:
     """An engine, its target and a clock that tests move."""
 
     def __init__(
-        self, *, max_step_rows: int = 64, max_draft_tokens: int = 8, max_sessions: int = 16, **limits: int
+        self,
+        *,
+        max_step_rows: int = 64,
+        max_draft_tokens: int = 8,
+        max_sessions: int = 16,
+        max_waiting_sessions: int = 4,
+        prefix_caching: bool = True,
+        default_max_new_tokens: int = 1000,
+        runner: HashRunner | None = None,
     ) -> None:
         self.now = 0.0
-        self.runner = HashRunner()
+        self.runner = runner or HashRunner()
         self.observer = CountingObserver()
         self.policy = SchedulerPolicy(max_step_rows, max_draft_tokens, draft_wait_s=1.0)
         self.engine = Engine(
             "target",
-            self.runner,  # type: ignore[arg-type]
+            self.runner,
             LetterTokenizer(),  # type: ignore[arg-type]
             self.policy,
-            EngineLimits(max_sessions, limits.get("max_waiting_sessions", 4), default_max_new_tokens=1000),
+            EngineLimits(max_sessions, max_waiting_sessions, default_max_new_tokens, prefix_caching),
             self.observer,
             lambda: self.now,
         )
@@ -255,6 +267,10 @@ class Bench:
         stop: StopCriteria | None = None,
         speculation: SpeculationOptions | None = None,
         model: str = "",
+        tenant: str = "",
+        sample_index: int = 0,
+        num_logprobs: int | None = None,
+        num_prompt_logprobs: int | None = None,
     ) -> Session:
         spec = GenerationSpec(
             tuple(prompt),
@@ -262,10 +278,19 @@ class Bench:
             sampling=sampling or SamplingParams(temperature=0.0),
             stop=stop or StopCriteria(max_new_tokens=12),
             speculation=speculation or SpeculationOptions(),
+            num_logprobs=num_logprobs,
+            num_prompt_logprobs=num_prompt_logprobs,
         )
         session = Session(self, session_id, epoch, nonce, spec)
         command = OpenSession(
-            session.session_id, session.epoch, nonce, spec, committed, len(prompt) if committed else 0
+            session.session_id,
+            session.epoch,
+            nonce,
+            spec,
+            committed,
+            len(prompt) if committed else 0,
+            tenant,
+            sample_index,
         )
         self.engine.open_session(command, prompt, session.sink)
         return session

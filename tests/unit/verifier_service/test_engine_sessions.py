@@ -176,7 +176,11 @@ def test_a_stop_token_among_the_padding_rows_is_no_fault_and_never_comes():
 def test_a_cache_that_cannot_grow_ends_its_own_session_alone():
     bench = Bench()
     doomed, other = (bench.open(PROMPT, session_id=name) for name in ("doomed", "other"))
-    bench.runner.caches[0].cannot_grow = True
+
+    def out_of_memory(num_slots: int) -> None:
+        raise RuntimeError("out of memory")
+
+    bench.runner.caches[0].reserve = out_of_memory
     bench.run(other)
     assert error_of(doomed) == "INTERNAL"
     assert other.token_ids == greedy_token_ids(PROMPT, 12)
@@ -195,7 +199,7 @@ def test_a_new_prompt_is_served_while_running_sessions_want_every_row():
 
 
 def test_the_owner_of_an_open_session_is_never_forgotten(monkeypatch):
-    monkeypatch.setattr("verifier_service.engine.MAX_REMEMBERED_OWNERS", 2)
+    monkeypatch.setattr("verifier_service.owners.MAX_REMEMBERED_OWNERS", 2)
     bench = Bench()
     session = bench.open(PROMPT, session_id="kept", epoch=5)
     for index in range(4):

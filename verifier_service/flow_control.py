@@ -1,0 +1,80 @@
+"""Tells every session how long its drafts may be now: what was measured, put together before each step.
+
+Knows sessions, forward times and gains; refuses to know how budgets reach a drafter.
+"""
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from verifier_service.budgets import share_rows
+from verifier_service.expected_gains import ExpectedGains
+from verifier_service.forward_times import ForwardTimes
+from verifier_service.scheduler import SchedulerPolicy, SessionRows
+from verifier_service.session import VerifierSession
+
+
+class FlowControl:
+    """Sets `draft_budget` of the running sessions. Sessions that wait for blocks have none."""
+
+    def __init__(self, policy: SchedulerPolicy) -> None:
+        self._policy = policy
+        self._times = ForwardTimes()
+        self._gains = ExpectedGains(policy.max_draft_tokens)
+
+    def assign(self, sessions: Collection[VerifierSession]) -> None:
+        """Shares the draft rows of the next steps among the running sessions that have a drafter."""
+        drafted = [session for session in sessions if session.attachment is not None]
+        for session in sessions:
+            if session.attachment is None:
+                session.draft_budget = 0
+        if not drafted or self._policy.max_draft_tokens == 0:
+            return
+        num_uncached = sum(session.num_uncached - 1 for session in sessions)
+        num_prompt_rows = min(num_uncached, self._policy.num_rows_for_prompts())
+        limits = np.array([self._limit(session) for session in drafted])
+        if not self._times.is_known:
+            share = (self._policy.max_step_rows - num_prompt_rows) // len(sessions) - 1
+            budgets = np.minimum(limits, max(0, share))
+        else:
+            budgets = share_rows(
+                self._gains.of([self._slot(session) for session in drafted]),
+                limits,
+                np.array([session.draft_budget for session in drafted]),
+                num_rounds=len(sessions),
+                num_other_rows=len(sessions) + num_prompt_rows,
+                forward_s=self._times.table(self._policy.max_step_rows),
+            )
+        for session, budget in zip(drafted, budgets.tolist(), strict=True):
+            session.draft_budget = budget
+
+    def observe_forward(self, num_rows: int, forward_s: float) -> None:
+        """A forward over so many rows took this long."""
+        self._times.observe(num_rows, forward_s)
+
+    def observe_rounds(self, rounds: Sequence[tuple[SessionRows, int]]) -> None:
+        """Rounds with how far down their draft was accepted."""
+        judged = [(planned, accepted) for planned, accepted in rounds if planned.session.gains_slot is not None]
+        if judged:
+            self._gains.observe(
+                [self._slot(planned.session) for planned, _ in judged],
+                [planned.draft_depth for planned, _ in judged],
+                [accepted for _, accepted in judged],
+            )
+
+    def forget(self, session: VerifierSession) -> None:
+        """The session is over."""
+        if session.gains_slot is not None:
+            self._gains.remove(session.gains_slot)
+            session.gains_slot = None
+
+    def _slot(self, session: VerifierSession) -> int:
+        if session.gains_slot is None:
+            session.gains_slot = self._gains.add()
+        return session.gains_slot
+
+    def _limit(self, session: VerifierSession) -> int:
+        """What its request, its output limit and the policy leave of a draft."""
+        wanted = session.spec.speculation.max_draft_tokens
+        limit = self._policy.max_draft_tokens if wanted is None else min(wanted, self._policy.max_draft_tokens)
+        return max(0, min(limit, session.num_tokens_left - 1))
