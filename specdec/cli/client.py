@@ -13,13 +13,14 @@ import grpc
 from specdec.errors import PeerUnavailableError, SpecdecError
 from specdec.ids import SessionId
 from specdec.messages import GenerationEvent, ModelInfo, ServerStatus
-from specdec.params import GenerationSpec
+from specdec.params import GenerationSpec, validate_tenant
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 from specdec.wire.channel import open_channel
 from specdec.wire.convert.generation import generation_event_from_pb
 from specdec.wire.convert.params import generation_spec_to_pb
 from specdec.wire.convert.status import model_info_from_pb, server_status_from_pb
 from specdec.wire.interceptors import error_from_rpc
+from specdec.wire.tenant import tenant_to_metadata
 
 _SHORT_CALL_S = 10.0
 
@@ -27,12 +28,19 @@ _SHORT_CALL_S = 10.0
 class GenerationClient:
     """`async with GenerationClient("host:port") as client:`. One connection, any number of requests at once."""
 
-    def __init__(self, endpoint: str, *, timeout_s: float = 600.0) -> None:
-        """`timeout_s`: the longest that one output may take from request to last frame. Needs a running event loop.
+    def __init__(self, endpoint: str, *, timeout_s: float = 600.0, tenant: str = "") -> None:
+        """Needs a running event loop.
+
+        Args:
+            endpoint: of an orchestrator, as host:port.
+            timeout_s: the longest that one output may take from request to last frame.
+            tenant: whom the requests are for: servers are fair to tenants, not to requests.
 
         Raises:
             ValueError: `endpoint` is not host:port.
+            InvalidParameterError: `tenant` is not empty and not 1 to 64 of [A-Za-z0-9_-].
         """
+        self._metadata = tenant_to_metadata(validate_tenant(tenant))
         self._endpoint = endpoint
         self._timeout_s = timeout_s
         self._channel = open_channel(endpoint)
@@ -47,13 +55,15 @@ class GenerationClient:
         await self._channel.close()
 
     async def generate(self, spec: GenerationSpec, session_id: str = "") -> AsyncIterator[GenerationEvent]:
-        """One Started, any number of Delta, one Finished. Leaving the iterator ends the stream.
+        """One Started, PromptLogprobs where asked for, any number of Delta, one Finished for each sample.
+
+        Leaving the iterator ends the stream.
 
         Raises:
             SpecdecError: what the server refused or how it failed; PeerUnavailableError where none answers.
         """
         request = generation_pb2.GenerateRequest(spec=generation_spec_to_pb(spec), session_id=session_id)
-        call = self._stub.Generate(request, timeout=self._timeout_s)
+        call = self._stub.Generate(request, timeout=self._timeout_s, metadata=self._metadata)
         try:
             async for response in call:
                 yield self._event(response.event)
@@ -65,11 +75,14 @@ class GenerationClient:
     async def resume(
         self, session_id: SessionId, received_token_ids: Sequence[int], spec: GenerationSpec
     ) -> AsyncIterator[GenerationEvent]:
-        """The rest of a stream that broke; raises as `generate` does."""
+        """The rest of a stream that broke, for the tenant that it was for; raises as `generate` does.
+
+        Each of several samples is resumed by itself: Started.sample_session_ids names their sessions.
+        """
         request = generation_pb2.ResumeRequest(
             session_id=session_id, received_token_ids=received_token_ids, spec=generation_spec_to_pb(spec)
         )
-        call = self._stub.Resume(request, timeout=self._timeout_s)
+        call = self._stub.Resume(request, timeout=self._timeout_s, metadata=self._metadata)
         try:
             async for response in call:
                 yield self._event(response.event)
@@ -79,7 +92,7 @@ class GenerationClient:
             call.cancel()
 
     async def cancel(self, session_id: SessionId) -> bool:
-        """Whether there was such a session."""
+        """Ends a session, or all samples of a request; whether there was one."""
         try:
             request = generation_pb2.CancelRequest(session_id=session_id)
             return (await self._stub.Cancel(request, timeout=_SHORT_CALL_S)).found

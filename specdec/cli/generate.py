@@ -1,9 +1,10 @@
-"""`specdec generate`: asks a running system for one output and streams it."""
+"""`specdec generate`: asks a running system for one output, or several samples, and streams them."""
 
 import asyncio
 import json
 import os
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,10 +18,12 @@ from specdec.params import (
     SamplingParams,
     SpeculationOptions,
     StopCriteria,
+    validate_tenant,
 )
 
 if TYPE_CHECKING:
     from specdec.cli.answer import Answer
+    from specdec.cli.generation_view import GenerationView
 
 DEFAULT_ENDPOINT = "127.0.0.1:50050"
 
@@ -41,6 +44,12 @@ def generate(
     speculation: Annotated[
         bool, typer.Option("--speculation/--no-speculation", help="Whether a drafter may help.")
     ] = True,
+    samples: Annotated[int, typer.Option(help="Outputs for the prompt, each with its own noise.")] = 1,
+    logprobs: Annotated[
+        int | None, typer.Option(help="Tell each token's log-probability, and those of so many alternatives.")
+    ] = None,
+    prompt_logprobs: Annotated[int | None, typer.Option(help="The same for the prompt's tokens.")] = None,
+    tenant: Annotated[str, typer.Option(envvar="SPECDEC_TENANT", help="Whom the request is for.")] = "",
     show_drafts: Annotated[bool, typer.Option("--show-drafts", help="Colour tokens by how they came about.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object at the end, no stream.")] = False,
     timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds for the whole output.")] = 600.0,
@@ -60,26 +69,43 @@ def generate(
             ),
             stop=StopCriteria(max_new_tokens=max_new_tokens, stop_strings=tuple(stop or ())),
             speculation=SpeculationOptions(disabled=not speculation),
+            num_samples=samples,
+            num_logprobs=logprobs,
+            num_prompt_logprobs=prompt_logprobs,
         ).validated()
-        answer = asyncio.run(_stream(endpoint, spec, timeout_s, show_drafts=show_drafts, quiet=as_json))
+        validate_tenant(tenant)
+        answers = asyncio.run(_stream(endpoint, tenant, spec, timeout_s, show_drafts=show_drafts, quiet=as_json))
         if as_json:
-            print(json.dumps(answer.to_json(), ensure_ascii=False))
+            written = [answer.to_json() for answer in answers]
+            print(json.dumps(written[0] if samples == 1 else {"samples": written}, ensure_ascii=False))
 
 
-async def _stream(endpoint: str, spec: GenerationSpec, timeout_s: float, *, show_drafts: bool, quiet: bool) -> "Answer":
-    from specdec.cli.answer import collect
+async def _stream(
+    endpoint: str, tenant: str, spec: GenerationSpec, timeout_s: float, *, show_drafts: bool, quiet: bool
+) -> Sequence["Answer"]:
+    from specdec.cli.answer import collect_samples
     from specdec.cli.client import GenerationClient
-    from specdec.cli.generation_view import DraftView, PlainView, QuietView
 
-    view = QuietView() if quiet else DraftView(no_color="NO_COLOR" in os.environ) if show_drafts else PlainView()
+    view = _view(spec, show_drafts=show_drafts, quiet=quiet)
     try:
-        client = GenerationClient(endpoint, timeout_s=timeout_s)
+        client = GenerationClient(endpoint, timeout_s=timeout_s, tenant=tenant)
     except ValueError as error:
         raise UsageError(f"--endpoint: {error}") from None
     async with client:
-        answer = await collect(client.generate(spec), on_event=view.show)
-    view.close(answer)
-    return answer
+        return await collect_samples(client.generate(spec), spec.num_samples, view.show, view.close)
+
+
+def _view(spec: GenerationSpec, *, show_drafts: bool, quiet: bool) -> "GenerationView":
+    from specdec.cli.generation_view import DraftView, LogprobsView, PlainView, QuietView, SamplesView
+
+    if quiet:
+        return QuietView()
+
+    def view_of_one() -> "GenerationView":
+        view = DraftView(no_color="NO_COLOR" in os.environ) if show_drafts else PlainView()
+        return view if spec.num_logprobs is None and spec.num_prompt_logprobs is None else LogprobsView(view)
+
+    return view_of_one() if spec.num_samples == 1 else SamplesView(spec.num_samples, view_of_one)
 
 
 def _prompt(argument: str, *, chat: bool) -> Prompt:

@@ -21,7 +21,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class GenerateRequest(_message.Message):
-    """Asks for one output."""
+    """Asks for one output, or several samples."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -81,7 +81,7 @@ class ResumeRequest(_message.Message):
     RECEIVED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SPEC_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
-    """The session."""
+    """The session, of the same tenant; of several samples one, see Started.sample_session_ids."""
     @_builtins.property
     def received_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Every output token that the client received, in order."""
@@ -137,7 +137,7 @@ class CancelRequest(_message.Message):
 
     SESSION_ID_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
-    """The session."""
+    """The session, or the one that Started named: then all its samples end."""
     def __init__(
         self,
         *,

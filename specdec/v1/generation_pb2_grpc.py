@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class GenerationServiceStub:
-    """What clients call: the orchestrator.
+    """What clients call: the orchestrator. Generate and Resume take the metadata key specdec-tenant, 1 to 64 of [A-Za-z0-9_-]:
+    whom the request is for. Service is fair between tenants; a name is no credential, and allows nothing.
     """
 
     def __init__(self, channel):
@@ -58,7 +59,8 @@ class GenerationServiceStub:
 
 
 class GenerationServiceServicer:
-    """What clients call: the orchestrator.
+    """What clients call: the orchestrator. Generate and Resume take the metadata key specdec-tenant, 1 to 64 of [A-Za-z0-9_-]:
+    whom the request is for. Service is fair between tenants; a name is no credential, and allows nothing.
     """
 
     def Generate(self, request, context):
@@ -122,7 +124,8 @@ def add_GenerationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GenerationService:
-    """What clients call: the orchestrator.
+    """What clients call: the orchestrator. Generate and Resume take the metadata key specdec-tenant, 1 to 64 of [A-Za-z0-9_-]:
+    whom the request is for. Service is fair between tenants; a name is no credential, and allows nothing.
     """
 
     @staticmethod

@@ -13,7 +13,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class GenerationServiceStub:
-    """What clients call: the orchestrator."""
+    """What clients call: the orchestrator. Generate and Resume take the metadata key specdec-tenant, 1 to 64 of [A-Za-z0-9_-]:
+    whom the request is for. Service is fair between tenants; a name is no credential, and allows nothing.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]
@@ -28,7 +30,9 @@ class GenerationServiceStub:
     """Version, models and load."""
 
 class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
-    """What clients call: the orchestrator."""
+    """What clients call: the orchestrator. Generate and Resume take the metadata key specdec-tenant, 1 to 64 of [A-Za-z0-9_-]:
+    whom the request is for. Service is fair between tenants; a name is no credential, and allows nothing.
+    """
 
     @_abc_1.abstractmethod
     def Generate(

@@ -1,9 +1,11 @@
+import dataclasses
 import json
 
 import pytest
 
-from specdec.cli.answer import collect
+from specdec.cli.answer import Answer, collect, collect_samples
 from specdec.errors import MalformedRequestError
+from specdec.messages import PositionLogprobs, PromptLogprobs, TokenLogprob
 from specdec.params import NextTokenKind
 from tests.unit.cli.frames import STARTED, delta, finished, stream
 
@@ -47,3 +49,25 @@ async def test_a_rate_is_tokens_over_the_whole_time() -> None:
 async def test_a_stream_that_breaks_off_is_an_error_not_a_short_answer() -> None:
     with pytest.raises(MalformedRequestError):
         await collect(stream([STARTED, delta(["a"], 0, NextTokenKind.PLAIN)]))
+
+
+async def test_samples_that_come_interleaved_are_told_apart_and_each_one_is_told_when_it_is_whole() -> None:
+    some = PositionLogprobs(TokenLogprob(0, -0.5))
+    first = dataclasses.replace(delta(["a"], 0, NextTokenKind.PLAIN), logprobs=(some,))
+    second = dataclasses.replace(delta(["b"], 0, NextTokenKind.PLAIN), sample_index=1)
+    end = dataclasses.replace(finished("d"), sample_index=1)
+    whole: list[Answer] = []
+    events = [STARTED, PromptLogprobs(1, (some, some)), second, first, second, end, finished("c")]
+    answers = await collect_samples(stream(events), 2, on_answer=whole.append)
+    assert [answer.text for answer in answers] == ["ac", "bbd"]
+    assert [answer.text for answer in whole] == ["bbd", "ac"]
+    assert (answers[0].logprobs, answers[0].prompt_logprobs) == ((some,), (some, some))
+    assert (answers[1].logprobs, answers[1].prompt_logprobs) == ((), ())
+
+
+async def test_a_sample_that_nobody_asked_for_or_that_does_not_end_is_an_error() -> None:
+    unasked = dataclasses.replace(delta(["b"], 0, NextTokenKind.PLAIN), sample_index=1)
+    with pytest.raises(MalformedRequestError):
+        await collect(stream([STARTED, unasked, finished()]))
+    with pytest.raises(MalformedRequestError):
+        await collect_samples(stream([STARTED, finished()]), 2)
