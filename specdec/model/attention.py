@@ -22,11 +22,25 @@ ATTENTION_NAME = "specdec"
 
 
 class OutputBuffer:
-    """What attention gives, reused over layers and forwards: it is consumed before the next layer attends."""
+    """What attention gives, reused over layers and forwards: it is consumed before the next layer attends.
+
+    The layout that it follows is the cache's.
+    """
 
     def __init__(self, layout: CacheLayout) -> None:
         self._layout = layout
         self._output = torch.empty(0, dtype=layout.dtype, device=layout.device)
+
+    def refuse_other_shapes(self, key: Tensor, value: Tensor) -> None:
+        """Raises ModelLoadError for a layer whose heads are not the cache's: the kernel would write elsewhere."""
+        layout = self._layout
+        wanted = (1, layout.num_kv_heads, layout.head_size)
+        for states in (key, value):
+            if (states.shape[0], states.shape[1], states.shape[3]) != wanted:
+                raise ModelLoadError(
+                    f"a layer with {states.shape[1]} key-value heads of size {states.shape[3]} is not supported "
+                    f"in a model whose layers have {layout.num_kv_heads} of size {layout.head_size}"
+                )
 
     def rows(self, num_rows: int, num_heads: int) -> Tensor:
         """[M, Hq, D], of any content."""
@@ -69,6 +83,7 @@ def attend(
     if options.get("position_bias") is not None:
         raise ModelLoadError("attention with a position bias is not supported")
     num_heads, num_rows, head_size = query.shape[1:]
+    specdec_batch.outputs.refuse_other_shapes(key, value)
     output = specdec_batch.outputs.rows(num_rows, num_heads)  # [M, Hq, D]
     specdec_batch.implementation.attend(
         layer_index,

@@ -7,8 +7,8 @@ rows).
 """
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
@@ -24,8 +24,12 @@ from specdec.model.kv_cache import CacheLayout, KVCache, KVStorage
 from specdec.model.linear import LinearKernel, Quantization, choose_kernel
 from specdec.model.numerics import digest_of_parameters, numerics_of
 from specdec.model.paged_attention import paged_attention
+from specdec.model.refusals import refuse_unsupported
 from specdec.model.row_counts import RowCounts
-from specdec.model.swapping import refuse_unsupported, swap_modules
+from specdec.model.swapping import swap_modules
+
+if TYPE_CHECKING:
+    from specdec.model.cuda.forward import CudaForward
 
 MAX_CPU_ROWS = 512
 """Of one forward. A limit of policy: linear layers split what exceeds their own largest exact count."""
@@ -69,7 +73,8 @@ class ModelRunner:
         self.kv_budget_bytes = default_kv_budget_bytes(layout) if kv_budget_bytes is None else kv_budget_bytes
         self.pool = BlockPool(_num_blocks(layout, self.kv_budget_bytes))
         self.storage = KVStorage(layout, self.pool.num_blocks)
-        self._attention = paged_attention(self.storage)
+        self._attention = paged_attention(self.storage, self.max_rows)
+        self._cuda = self._cuda_forward() if self.device.type == "cuda" else None
         self._outputs = OutputBuffer(layout)
         self.model = model
         model.set_attn_implementation(ATTENTION_NAME)
@@ -100,6 +105,14 @@ class ModelRunner:
             model.to(dtype)
         return cls(model, kernel, digest, kv_budget_bytes)
 
+    def use_row_counts(self, counts: Iterable[int]) -> None:
+        """Layers run on these numbers of rows from now on. On CUDA one forward has no more than the largest, and each
+        is recorded."""
+        self.body_counts.use(counts)
+        if self._cuda is not None:
+            self.max_rows = self.body_counts.largest
+            self._cuda.record(self.body_counts.counts)
+
     def new_cache(self, salt: bytes = b"") -> KVCache:
         """An empty cache. Prefixes are shared between caches of equal salt only."""
         return KVCache(self.pool, self.storage, salt)
@@ -121,7 +134,7 @@ class ModelRunner:
         plan = plan_attention(
             [SessionRows(rows.cache, len(rows.token_ids), rows.parent_rows) for rows in batch], num_rows
         )
-        logits = self._run(batch, plan).float()  # [W, V]
+        logits = self._run(batch, plan)  # [W, V]
         for rows in batch:
             rows.cache.extend(len(rows.token_ids))
         return logits
@@ -144,21 +157,38 @@ class ModelRunner:
     def _run(self, batch: Sequence[Rows], plan: AttentionPlan) -> Tensor:
         """[W, V]. Rows added to reach an allowed count are at position 0 and attend to nothing."""
         token_ids = [token_id for rows in batch for token_id in rows.token_ids]
-        padding = [0] * (len(plan.positions) - len(token_ids))
         wanted = [
             first_row + row
             for rows, first_row in zip(batch, plan.first_rows.tolist(), strict=False)
             for row in range(rows.logits_from, len(rows.token_ids))
         ]
+        if self._cuda is not None:
+            return self._cuda.logits(plan, token_ids, wanted)
+        padding = [0] * (len(plan.positions) - len(token_ids))
+        return self._run_model(
+            torch.tensor([token_ids + padding]), torch.from_numpy(plan.positions)[None], torch.tensor(wanted).long(), plan
+        )
+
+    def _run_model(self, token_ids: Tensor, positions: Tensor, wanted_rows: Tensor, plan: AttentionPlan) -> Tensor:
+        """Token ids [1, M], positions [1, M] and wanted rows [W], all int64 on the model's device, to [W, V] float32."""
         output = self.model(
-            input_ids=torch.tensor([token_ids + padding], device=self.device),
-            position_ids=torch.from_numpy(plan.positions).to(self.device)[None],
+            input_ids=token_ids,
+            position_ids=positions,
             use_cache=False,
-            logits_to_keep=torch.tensor(wanted, dtype=torch.long, device=self.device),
+            logits_to_keep=wanted_rows,
             specdec_batch=AttentionBatch(self._attention, plan, self._outputs),
         )
         logits: Tensor = output.logits[0]
-        return logits
+        return logits.float()
+
+    def _cuda_forward(self) -> "CudaForward":
+        from specdec.model.cuda.forward import CudaForward
+        from specdec.model.cuda.graphs import CudaGraphRecorder
+        from specdec.model.cuda.paged_attention import CudaPagedAttention
+
+        if not isinstance(self._attention, CudaPagedAttention):
+            raise ModelLoadError("a model on a CUDA device needs that device's attention")
+        return CudaForward(self._run_model, self._attention, CudaGraphRecorder(self.device))
 
     @torch.inference_mode()
     def _prove_that_every_layer_attends_here(self) -> None:
@@ -169,7 +199,7 @@ class ModelRunner:
         token = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         try:
             self.model(input_ids=token, position_ids=token, use_cache=False, specdec_batch=batch)
-        except (TypeError, RuntimeError, AttributeError) as error:
+        except (TypeError, RuntimeError, AttributeError, IndexError) as error:
             raise ModelLoadError(f"models of type {config.model_type} are not supported: {error}") from error
         finally:
             cache.free()
