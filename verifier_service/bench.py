@@ -16,6 +16,7 @@ from specdec.model.kv_cache import KVCache
 from specdec.model.loading import LoadedModel, load_model
 from specdec.model.runner import ModelRunner, Rows
 from verifier_service.bench_engine import BenchEngine, BenchSession
+from verifier_service.scheduler import PREFILL_SHARE
 
 FORWARD_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48)
 DRAFT_TOKENS = 4
@@ -73,9 +74,13 @@ def measure_steps(
     runner = model.runner
     prompts = [_tokens(runner, options.context, seed) for seed in range(num_sessions)]
     num_rounds = NUM_WARM_UP_STEPS + options.num_steps
-    max_new_tokens = (num_rounds + 1) * (1 + draft_tokens)
-    told = _outputs(model, options, prompts, max_new_tokens) if draft_tokens else [()] * num_sessions
-    engine = BenchEngine(model, options.max_step_rows)
+    num_uneven_steps = 2 + num_sessions * runner.pool.BLOCK_SIZE // (options.max_step_rows // PREFILL_SHARE)
+    max_new_tokens = (num_rounds + num_uneven_steps) * (1 + draft_tokens)
+    told: Sequence[Sequence[int]] = [()] * num_sessions
+    if draft_tokens:
+        told = _run_to_the_end(BenchEngine(model, options.max_step_rows), prompts, max_new_tokens)
+    engine = BenchEngine(model, options.max_step_rows, prefix_caching=True)
+    _run_to_the_end(engine, prompts, 1)  # so that all of them begin at once
     for prompt, output in zip(prompts, told, strict=True):
         engine.open(prompt, max_new_tokens, told=output, draft_tokens=draft_tokens)
     _step_until(engine, lambda: all(session.token_ids for session in engine.sessions.values()))
@@ -87,9 +92,9 @@ def measure_steps(
             rows_each = max(1, round(engine.observer.steps[-1].num_rows / num_sessions))
             plain_times_s.append(_plain_forward_s(runner, plain, rows_each))
     steps = engine.observer.steps[NUM_WARM_UP_STEPS:]
-    engine.close()
     for cache in plain:
         cache.free()
+    engine.close()
     step_ms, forward_ms, beside_ms = (
         _median_ms(times_s)
         for times_s in (
@@ -170,11 +175,8 @@ def _steps_to_first_token(engine: BenchEngine, session: BenchSession) -> dict[st
     return {"num_steps": len(engine.observer.steps) - before, "time_ms": 1000 * (time.monotonic() - began)}
 
 
-def _outputs(
-    model: LoadedModel, options: EngineBenchOptions, prompts: Sequence[Sequence[int]], max_new_tokens: int
-) -> list[list[int]]:
+def _run_to_the_end(engine: BenchEngine, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
     """What the target alone says."""
-    engine = BenchEngine(model, options.max_step_rows)
     sessions = [engine.open(prompt, max_new_tokens) for prompt in prompts]
     _step_until(engine, lambda: all(session.has_finished for session in sessions))
     engine.close()

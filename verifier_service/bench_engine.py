@@ -70,19 +70,20 @@ class StepObserver:
     def draft_refused(self, reason: RefusalReason) -> None: ...
 
 
-@dataclasses.dataclass
 class BenchSession:
-    """One open session. `told` is what a drafter knows of its output in advance; nothing, and it has no drafter."""
+    """One open session. `told` is what a drafter knows of its output in advance."""
 
-    session_id: SessionId
-    prompt: Sequence[int]
-    told: Sequence[int]
-    draft_tokens: int
-    events: list[SessionEvent | SpecdecError] = dataclasses.field(default_factory=list)
-    attach_secret: bytes = b""
-    next_sequence: int = 1
+    def __init__(self, session_id: SessionId, prompt: Sequence[int], told: Sequence[int], draft_tokens: int) -> None:
+        self.session_id = session_id
+        self.prompt = prompt
+        self.events: list[SessionEvent | SpecdecError] = []
+        self.attach_secret = b""
+        self.sink = self._take  # kept: a session is closed by the very sink that it was opened with
+        self._told = told
+        self._draft_tokens = draft_tokens
+        self._next_sequence = 1
 
-    def sink(self, event: SessionEvent | SpecdecError) -> None:
+    def _take(self, event: SessionEvent | SpecdecError) -> None:
         self.events.append(event)
         if isinstance(event, SpecdecError):
             raise event
@@ -99,9 +100,9 @@ class BenchSession:
 
     def next_draft(self, committed_length: int, budget: int) -> Draft:
         num_known = committed_length - len(self.prompt)
-        token_ids = self.told[num_known : num_known + min(self.draft_tokens, budget)]
-        draft = Draft(_EPOCH, DraftSequence(self.next_sequence), committed_length, tuple(token_ids))
-        self.next_sequence += 1
+        token_ids = self._told[num_known : num_known + min(self._draft_tokens, budget)]
+        draft = Draft(_EPOCH, DraftSequence(self._next_sequence), committed_length, tuple(token_ids))
+        self._next_sequence += 1
         return draft
 
 

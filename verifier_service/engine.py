@@ -84,7 +84,7 @@ class Engine:
         )
         self._rounds = Rounds(self.drafters, observer, self._target.num_real_tokens, clock)
         self._num_arrivals = 0
-        self._num_steps = 0
+        self._num_served = 0
         self._draining = False
         self._checked_at: float | None = None
 
@@ -296,7 +296,6 @@ class Engine:
     def _run(self, planned: Sequence[SessionRows], started_at: float) -> None:
         # Rounds before scored prompts before other prompts: so rows with logits are in this order too.
         planned = sorted(planned, key=lambda rows: (not rows.is_round, not rows.session.is_scoring))
-        self._num_steps += 1
         for rows in planned:
             session = rows.session
             if session.last_commit_at is None:
@@ -315,7 +314,8 @@ class Engine:
         forward_time_s = self._clock() - forward_started_at
         self._flow.observe_forward(num_rows, forward_time_s)
         for rows in planned:
-            rows.session.last_served_step = self._num_steps
+            self._num_served += 1
+            rows.session.last_served = self._num_served
             self._shares.charge(rows.session.tenant, rows.num_rows)
         self._take(planned, logits, started_at, forward_time_s)
         self._observer.step(num_rows, forward_time_s, self._clock() - started_at)

@@ -147,7 +147,7 @@ def _fit_rounds(rounds: list[SessionRows], max_rows: int, shares: TenantShares) 
     if sum(planned.num_rows for planned in rounds) <= max_rows:
         return rounds
     by_tenant: dict[str, list[SessionRows]] = {}
-    for planned in sorted(rounds, key=lambda planned: planned.session.last_served_step):
+    for planned in sorted(rounds, key=lambda planned: planned.session.last_served):
         by_tenant.setdefault(planned.session.tenant, []).append(planned)
     fitted: list[SessionRows] = []
     rows_left = max_rows

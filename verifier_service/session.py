@@ -97,7 +97,7 @@ class VerifierSession:
         self.tally = SpeculationTally(disabled_reason="REQUESTED" if is_off else "")
         self.draft_budget = 0
         self.gains_slot: int | None = None
-        self.last_served_step = 0
+        self.last_served = 0
         self.ready_at: float | None = None
         self.last_commit_at: float | None = None
         self.end_token_ids = _end_token_ids(command.spec, limits)
