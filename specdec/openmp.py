@@ -19,6 +19,8 @@ from numba.extending import intrinsic
 from numpy import dtype
 from numpy.typing import NDArray
 
+from specdec.kernel_cache import kept_by_content
+
 
 def _load_runtime() -> ctypes.CDLL | None:
     try:
@@ -65,8 +67,14 @@ def pointer(typing_context: Any, address: Any) -> Any:
 
 
 def kernel(arguments: dtype[Any]) -> Callable[[Callable[..., None]], Any]:
-    """Decorates a kernel that takes a pointer to a record of this dtype. Compiled once, and kept on disk."""
-    return cfunc(types.void(types.CPointer(from_dtype(arguments))), cache=True, nopython=True)  # type: ignore[no-any-return]
+    """Decorates a kernel that takes a pointer to a record of this dtype. Compiled once, and kept where that can be."""
+    signature = types.void(types.CPointer(from_dtype(arguments)))
+
+    def compile_kernel(function: Callable[..., None]) -> Any:
+        with kept_by_content(function) as can_be_kept:
+            return cfunc(signature, cache=can_be_kept, nopython=True)(function)
+
+    return compile_kernel
 
 
 def run(compiled: Any, arguments: NDArray[Any], *, alone: bool = False) -> None:

@@ -1,18 +1,26 @@
-"""Which draft tokens are committed, and which token follows them: the acceptance rules behind one function.
+"""Which draft tokens are committed, and which token follows them: one round, from scores that are made already.
 
-The rules' laws are in `matching` (greedy, coupled) and `residual` (one_hot, rejection). Knows no ends of output: a
-caller cuts what lies beyond an end-of-sequence token.
+The rules' laws are those of the compiled rows: `rows.choice` (greedy, coupled) and `rows.residual` (one_hot,
+rejection). Knows no ends of output: a caller cuts what lies beyond an end-of-sequence token.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from specdec.decoding.draft import DraftTokens
-from specdec.decoding.matching import walk_coupled, walk_greedy
+from specdec.decoding.history import TokenHistory
 from specdec.decoding.noise import Noise
-from specdec.decoding.residual import one_hot_distributions, walk_residual
-from specdec.params import AcceptanceRule, NextTokenKind
+from specdec.decoding.round_input import RoundInput
+from specdec.decoding.rows.batch import walk_rounds
+from specdec.params import AcceptanceRule, NextTokenKind, SamplingParams
+
+_NO_HISTORY = TokenHistory(())
+_AS_IT_STANDS = {
+    rule: SamplingParams(temperature=0.0 if rule is AcceptanceRule.GREEDY else 1.0, acceptance_rule=rule)
+    for rule in AcceptanceRule
+}
 
 
 @dataclass(frozen=True)
@@ -41,27 +49,21 @@ def accept(rule: AcceptanceRule, scores: Tensor, draft: DraftTokens, noise: Nois
     Raises:
         ValueError: scores do not have one row for each node and one more, or rejection lacks distributions.
     """
-    num_draft_tokens = len(draft.token_ids)
-    if len(scores) != 1 + num_draft_tokens:
-        raise ValueError(f"{len(scores)} rows of scores for {num_draft_tokens} draft tokens; one more is needed")
-    match rule:
-        case AcceptanceRule.GREEDY:
-            accepted_nodes, next_token_id = walk_greedy(scores, draft)
-        case AcceptanceRule.COUPLED:
-            accepted_nodes, next_token_id = walk_coupled(scores, draft, noise, base_position)
-        case AcceptanceRule.ONE_HOT:
-            draft_probs = one_hot_distributions(draft)
-            accepted_nodes, next_token_id = walk_residual(scores, draft, draft_probs, noise, base_position)
-        case AcceptanceRule.REJECTION:
-            draft_probs = list(draft.draft_probs or ())
-            if len(draft_probs) != num_draft_tokens:
-                raise ValueError("rejection needs the distribution that each draft token was drawn from")
-            accepted_nodes, next_token_id = walk_residual(scores, draft, draft_probs, noise, base_position)
+    if len(scores) != 1 + len(draft.token_ids):
+        raise ValueError(f"{len(scores)} rows of scores for {len(draft.token_ids)} draft tokens; one more is needed")
+    round_ = RoundInput(_AS_IT_STANDS[rule], noise, base_position, draft, _NO_HISTORY)
+    [(accepted_nodes, next_token_id)] = walk_rounds([round_], [0], scores.cpu(), scores.shape[-1])
+    return acceptance(draft, accepted_nodes, next_token_id)
+
+
+def acceptance(draft: DraftTokens, accepted_nodes: Sequence[int], next_token_id: int) -> Acceptance:
+    """What a walk through the draft decided, with the next token's kind."""
     return Acceptance(tuple(accepted_nodes), next_token_id, _kind(draft, accepted_nodes))
 
 
-def _kind(draft: DraftTokens, accepted_nodes: list[int]) -> NextTokenKind:
+def _kind(draft: DraftTokens, accepted_nodes: Sequence[int]) -> NextTokenKind:
     if not draft.token_ids:
         return NextTokenKind.PLAIN
-    last_row = 1 + accepted_nodes[-1] if accepted_nodes else 0
-    return NextTokenKind.RECOVERED if draft.children_of_row[last_row] else NextTokenKind.BONUS
+    last_node = accepted_nodes[-1] if accepted_nodes else -1
+    is_leaf = last_node not in draft.parents
+    return NextTokenKind.BONUS if is_leaf else NextTokenKind.RECOVERED

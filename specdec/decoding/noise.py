@@ -14,12 +14,15 @@ from enum import Enum
 
 import numpy as np
 import torch
+from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor
 
-_GAMMA = np.uint64(0x9E3779B97F4A7C15)
-_MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MULTIPLIER_2 = np.uint64(0x94D049BB133111EB)
+from specdec.decoding.rows.arithmetic import exact
+
+GAMMA = np.uint64(0x9E3779B97F4A7C15)
+MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
+MULTIPLIER_2 = np.uint64(0x94D049BB133111EB)
 
 _STEP = 2.0**-52
 MIN_GUMBEL = -math.log(53 * math.log(2))
@@ -52,46 +55,51 @@ class Noise:
 
     def uniform(self, position: int, purpose: Purpose, index: int = 0) -> float:
         """One number in [0, 1), a multiple of 2^-53."""
-        bits = _splitmix64(self._key(position, purpose), np.array([index], dtype=np.uint64))
-        return int(bits[0] >> np.uint64(11)) * 2.0**-53
+        number: float = uniform_of(np.uint64(self.key(position, purpose)), index)
+        return number
 
     def gumbel(self, position: int, token_ids: Tensor | None, vocabulary_size: int) -> Tensor:
         """Standard Gumbel values of `token_ids`, or of all ids below `vocabulary_size`.
 
         Returns [len(token_ids)] or [vocabulary_size] float64 on the CPU. A token's value depends on no other token.
         """
-        if token_ids is None:
-            indices = np.arange(vocabulary_size, dtype=np.uint64)
-        else:
-            indices = token_ids.cpu().numpy().astype(np.uint64)
-        steps = self._gumbel_steps(position, indices)
-        return torch.from_numpy(-np.log(-np.log((steps + 0.5) * _STEP)))  # numpy: torch's logarithm would wake threads
+        indices = np.arange(vocabulary_size) if token_ids is None else token_ids.cpu().numpy()
+        return torch.from_numpy(_gumbels(np.uint64(self.key(position, Purpose.TARGET_SAMPLE)), indices))
 
-    def lucky_token_ids(self, position: int, least_gumbel: float, vocabulary_size: int) -> NDArray[np.int64]:
-        """Ids, ascending, of all tokens whose Gumbel value is at least this, found without a logarithm for each.
-
-        May hold a few more that barely miss it.
-        """
-        steps = self._gumbel_steps(position, np.arange(vocabulary_size, dtype=np.uint64))
-        least_step = int(math.exp(-math.exp(-least_gumbel)) / _STEP) - 2  # less than 2 steps of rounding
-        return np.flatnonzero(steps >= max(least_step, 0))
-
-    def _gumbel_steps(self, position: int, indices: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Integers n in [0, 2^52): (n + 1/2) / 2^52 is a uniform strictly between 0 and 1, and exact in a double."""
-        return _splitmix64(self._key(position, Purpose.TARGET_SAMPLE), indices) >> np.uint64(12)
-
-    def _key(self, position: int, purpose: Purpose) -> int:
+    def key(self, position: int, purpose: Purpose) -> int:
+        """64 bits that stand for all but the index."""
         message = struct.pack("<qqqqB", self.seed, self.sample_index, self.epoch, position, purpose.value)
         digest = hashlib.blake2b(message, digest_size=8, person=b"specdec noise").digest()
         return int.from_bytes(digest, "little")
 
 
-def _splitmix64(key: int, indices: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Output number `index` of the SplitMix64 generator whose state is `key`, for each index. Wraps modulo 2^64."""
-    bits = (indices + np.uint64(1)) * _GAMMA + np.uint64(key)
+@exact
+def splitmix64(key: np.uint64, index: int) -> np.uint64:
+    """Output number `index` of the SplitMix64 generator whose state is `key`. Wraps modulo 2^64."""
+    bits = np.uint64(index + 1) * GAMMA + key
     bits ^= bits >> np.uint64(30)
-    bits *= _MULTIPLIER_1
+    bits *= MULTIPLIER_1
     bits ^= bits >> np.uint64(27)
-    bits *= _MULTIPLIER_2
-    bits ^= bits >> np.uint64(31)
-    return bits
+    bits *= MULTIPLIER_2
+    return bits ^ (bits >> np.uint64(31))
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def uniform_of(key: np.uint64, index: int) -> float:
+    """The uniform number in [0, 1) of an index, a multiple of 2^-53."""
+    return float(splitmix64(key, index) >> np.uint64(11)) * 2.0**-53
+
+
+@exact
+def gumbel_of(key: np.uint64, token_id: int) -> float:
+    """A token's Gumbel value. (n + 1/2) / 2^52 is a uniform strictly between 0 and 1, and exact in a double."""
+    step = splitmix64(key, token_id) >> np.uint64(12)
+    return -math.log(-math.log((float(step) + 0.5) * _STEP))
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def _gumbels(key: np.uint64, token_ids: NDArray[np.int64]) -> NDArray[np.float64]:
+    values = np.empty(len(token_ids))
+    for index in range(len(token_ids)):
+        values[index] = gumbel_of(key, token_ids[index])
+    return values

@@ -5,9 +5,9 @@ from random import Random
 
 import pytest
 
+from specdec.decoding.acceptance import accept
 from specdec.decoding.draft import DraftTokens
 from specdec.decoding.noise import Noise
-from specdec.decoding.sampling import coupled_token
 from specdec.params import AcceptanceRule, SamplingParams
 from tests.statistical.exact_law import ToyTarget
 from tests.statistical.trials import (
@@ -52,7 +52,8 @@ def test_a_drafter_that_shares_the_noise_and_the_model_is_always_right_and_one_t
             for _ in range(3):
                 prefix = [*committed, *token_ids]
                 scores = verifier.scores(prefix, DraftTokens())
-                token_ids.append((coupled_token(scores[0], noise, len(prefix)) + shift) % 9)
+                own = accept(PARAMS.rule, scores, DraftTokens(), noise, len(prefix)).next_token_id
+                token_ids.append((own + shift) % 9)
             return DraftTokens(token_ids)
 
         return propose

@@ -11,11 +11,11 @@ from specdec.decoding.acceptance import Acceptance, accept
 from specdec.decoding.draft import DraftTokens
 from specdec.decoding.noise import Noise, Purpose
 from specdec.decoding.processing import target_probs
-from specdec.decoding.sampling import draw
 from specdec.messages import SparseDistribution
 from specdec.params import AcceptanceRule, NextTokenKind, SamplingParams
 from tests.statistical.exact_law import ToyTarget, chi_square_p_value, joint_law
 from tests.statistical.trials import Accept, Propose, Verifier, fixed, sample_outputs, sampled_chain, sampled_tree
+from tests.unit.decoding.plain_law import plain_draw
 
 NUM_TRIALS = 1200
 P_PASSED = 1e-4
@@ -52,10 +52,10 @@ def chain_rejection(*, leniency: float = 1.0, recover_from_target: bool = False)
             if uniform < leniency * probs[node, token_id] / draft_probs[token_id]:
                 continue
             residual = probs[node] if recover_from_target else np.maximum(probs[node] - draft_probs, 0)
-            recovered = draw(residual, noise.uniform(base_position + node, Purpose.RECOVER))
+            recovered = plain_draw(residual, noise.uniform(base_position + node, Purpose.RECOVER))
             return Acceptance(tuple(range(node)), recovered, NextTokenKind.RECOVERED)
         num_draft_tokens = len(draft.token_ids)
-        bonus = draw(probs[-1], noise.uniform(base_position + num_draft_tokens, Purpose.TARGET_SAMPLE))
+        bonus = plain_draw(probs[-1], noise.uniform(base_position + num_draft_tokens, Purpose.TARGET_SAMPLE))
         return Acceptance(tuple(range(num_draft_tokens)), bonus, NextTokenKind.BONUS)
 
     return accept_chain

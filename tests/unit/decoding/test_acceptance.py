@@ -9,9 +9,9 @@ import torch
 from specdec.decoding.acceptance import Acceptance, accept
 from specdec.decoding.draft import DraftTokens
 from specdec.decoding.noise import Noise, Purpose
-from specdec.decoding.sampling import best_token, coupled_token, draw
 from specdec.messages import SparseDistribution
 from specdec.params import AcceptanceRule, NextTokenKind
+from tests.unit.decoding.plain_law import plain_draw
 
 BONUS, RECOVERED, PLAIN = NextTokenKind.BONUS, NextTokenKind.RECOVERED, NextTokenKind.PLAIN
 NOISE = Noise(seed=1)
@@ -19,13 +19,13 @@ NOISE = Noise(seed=1)
 
 @dataclass(frozen=True)
 class SetNoise(Noise):
-    """Uniform numbers by (position, purpose, index); asking for another is an error."""
+    """Uniform numbers by (position, purpose, index); all others are as good as random."""
 
     seed: int = 0
     numbers: dict[tuple[int, Purpose, int], float] = field(default_factory=dict)
 
     def uniform(self, position: int, purpose: Purpose, index: int = 0) -> float:
-        return self.numbers[position, purpose, index]
+        return self.numbers.get((position, purpose, index), 0.5)
 
 
 def rows(*probs: list[float]) -> torch.Tensor:
@@ -34,6 +34,10 @@ def rows(*probs: list[float]) -> torch.Tensor:
 
 def one_hot_rows(vocabulary_size: int, *token_ids: int) -> torch.Tensor:
     return torch.nn.functional.one_hot(torch.tensor(token_ids), vocabulary_size).float()
+
+
+def next_token(rule: AcceptanceRule, scores: torch.Tensor, position: int = 0) -> int:
+    return accept(rule, scores[None], DraftTokens(), NOISE, position).next_token_id
 
 
 # --- greedy and coupled ----------------------------------------------------------------------------------------------
@@ -69,10 +73,10 @@ def test_greedy_walks_a_tree_down_to_the_child_that_holds_the_argmax():
 @pytest.mark.parametrize("vocabulary_size", [5, 64, 1000, 152064])
 def test_the_lowest_id_wins_among_equals(vocabulary_size: int):
     scores = torch.zeros(vocabulary_size)
-    assert best_token(scores) == 0
+    assert next_token(AcceptanceRule.GREEDY, scores) == 0
     equals = sorted({vocabulary_size - 1, vocabulary_size - 2, vocabulary_size // 2})
     scores[equals] = 1.5
-    assert best_token(scores) == equals[0]
+    assert next_token(AcceptanceRule.GREEDY, scores) == equals[0]
 
 
 def test_coupled_takes_the_argmax_of_scores_plus_gumbel_at_every_position():
@@ -90,15 +94,16 @@ def test_pruning_never_changes_a_coupled_token(spread: float):
     scores = torch.from_numpy(generator.normal(0, spread, 20000).astype(np.float32))
     for position in range(40):
         everything = scores.double() + NOISE.gumbel(position, None, 20000)
-        assert coupled_token(scores, NOISE, position) == int(everything.argmax())
+        assert next_token(AcceptanceRule.COUPLED, scores, position) == int(everything.argmax())
 
 
 def test_coupled_never_takes_an_impossible_token_and_ignores_padding():
     scores = torch.full((30000,), -torch.inf)
     scores[[7, 20000]] = torch.tensor([-3.0, -3.5])
-    tokens = [coupled_token(scores, NOISE, position) for position in range(50)]
+    tokens = [next_token(AcceptanceRule.COUPLED, scores, position) for position in range(50)]
     assert set(tokens) == {7, 20000}
-    assert [coupled_token(scores[:20001], NOISE, position) for position in range(50)] == tokens
+    without = scores[:20001]
+    assert [next_token(AcceptanceRule.COUPLED, without, position) for position in range(50)] == tokens
 
 
 # --- one_hot and rejection -------------------------------------------------------------------------------------------
@@ -202,7 +207,7 @@ def test_a_repeated_sibling_is_rejected_by_one_hot():
 
 def test_a_draw_never_takes_a_token_of_probability_0():
     probs = np.array([0.0, 0.25, 0.0, 0.75, 0.0])
-    assert [draw(probs, uniform) for uniform in (0.0, 0.2499, 0.25, 0.5, 1 - 2.0**-53)] == [1, 1, 3, 3, 3]
+    assert [plain_draw(probs, uniform) for uniform in (0.0, 0.2499, 0.25, 0.5, 1 - 2.0**-53)] == [1, 1, 3, 3, 3]
 
 
 def test_scores_that_do_not_fit_the_draft_raise():

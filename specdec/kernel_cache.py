@@ -1,0 +1,70 @@
+"""Where a compiled kernel is kept on disk: in a folder named by every source that the kernel is made of.
+
+numba looks for changes in a kernel's own file alone. A kernel calls functions of other files and takes constants from
+them, and one that was compiled from what they used to say would be wrong without a word.
+"""
+
+import ast
+import contextlib
+import hashlib
+import os
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from numba import config
+
+
+@contextlib.contextmanager
+def kept_by_content(function: Any) -> Iterator[bool]:
+    """Within, numba keeps what it compiles of `function` in the folder; says whether that can be written."""
+    folder = _root() / _digest(function.__module__)
+    before = config.CACHE_DIR
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        config.CACHE_DIR = str(folder)
+        yield os.access(folder, os.W_OK)
+    except OSError:
+        yield False
+    finally:
+        config.CACHE_DIR = before
+
+
+def _root() -> Path:
+    # As the cache of models, which a lower room cannot ask.
+    from_environment = os.environ.get("SPECDEC_CACHE")
+    root = Path(from_environment).expanduser() if from_environment else Path.home() / ".cache" / "specdec"
+    return root / "kernels"
+
+
+def _digest(module_name: str) -> str:
+    digest = hashlib.blake2b(digest_size=10)
+    for path in sorted(_sources(module_name, set())):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _sources(module_name: str, found: set[Path]) -> set[Path]:
+    """The files of a module and of all of its own package that it imports, directly or not."""
+    path = Path(sys.modules[module_name].__file__ or "")
+    if path not in found:
+        found.add(path)
+        for imported in _imports(path):
+            if imported in sys.modules and imported.partition(".")[0] == __name__.partition(".")[0]:
+                _sources(imported, found)
+    return found
+
+
+@cache
+def _imports(path: Path) -> frozenset[str]:
+    """Names of modules, and of what may be one, that a file imports."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            names.add(node.module)
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+    return frozenset(names)

@@ -1,0 +1,51 @@
+"""A kernel on disk is never used once any source that it is made of says something else."""
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from specdec import kernel_cache
+
+
+def write_module(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, text: str) -> Path:
+    path = folder / f"{name}.py"
+    path.write_text(text)
+    module = ModuleType(f"specdec.{name}")
+    module.__file__ = str(path)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return path
+
+
+def test_a_kernel_is_kept_apart_for_every_text_of_what_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write_module(monkeypatch, tmp_path, "made_up_kernel", "from specdec import made_up_steps\nimport json\n")
+    write_module(monkeypatch, tmp_path, "made_up_steps", "from specdec.made_up_constants import SIZE\n")
+    constants = write_module(monkeypatch, tmp_path, "made_up_constants", "SIZE = 1\n")
+    other = write_module(monkeypatch, tmp_path, "made_up_other", "")
+
+    def kernel() -> None: ...
+
+    kernel.__module__ = "specdec.made_up_kernel"
+    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "cache"))
+
+    def folder() -> str:
+        with kernel_cache.kept_by_content(kernel) as can_be_kept:
+            assert can_be_kept
+            return str(kernel_cache.config.CACHE_DIR)
+
+    first = folder()
+    other.write_text("changed = True\n")
+    assert folder() == first
+    constants.write_text("SIZE = 2\n")
+    assert folder() != first
+    assert Path(folder()).is_relative_to(tmp_path / "cache" / "kernels")
+
+
+def test_a_kernel_is_compiled_for_this_process_alone_where_nothing_can_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "a file").write_text("")
+    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "a file"))
+    with kernel_cache.kept_by_content(write_module) as can_be_kept:
+        assert not can_be_kept
