@@ -22,7 +22,7 @@ from specdec.bench.scrape import Scrape, mean
 VERIFIER = "verifier"
 STEP_SECONDS = "specdec:verifier_step_seconds"
 FORWARD_SECONDS = "specdec:verifier_forward_seconds"
-BATCH_ROWS = "specdec:batch_rows"
+STEP_ROWS = "specdec:verifier_step_rows"
 DRAFT_BUDGET = "specdec:draft_budget"
 
 ForwardTime = Callable[[int], float]
@@ -97,7 +97,7 @@ def _verifier_figures(counted: Scrape, elapsed_s: float) -> dict[str, float | No
     step_s, forward_s = mean(counted, STEP_SECONDS), mean(counted, FORWARD_SECONDS)
     return {
         "steps_per_s": counted.get(f"{STEP_SECONDS}_count", 0.0) / elapsed_s,
-        "rows_per_step": mean(counted, BATCH_ROWS),
+        "rows_per_step": mean(counted, STEP_ROWS),
         "step_ms": _ms(step_s),
         "forward_ms": _ms(forward_s),
         "beside_forward_ms": None if step_s is None or forward_s is None else 1000 * (step_s - forward_s),

@@ -7,6 +7,7 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 
 from specdec.bench.cpu_time import tree_cpu_s
 from specdec.bench.load_plan import LoadCell, LoadPlan
@@ -15,8 +16,8 @@ from specdec.errors import MalformedRequestError, SpecdecError
 from specdec.messages import Delta, Finished, GenerationEvent, RoundStatistics, SpeculativeStatistics
 from specdec.params import GenerationSpec, Prompt
 
-Generate = Callable[[GenerationSpec, str], AsyncIterator[GenerationEvent]]
-"""Asks one running system, for a tenant."""
+Generate = Callable[[GenerationSpec], AsyncIterator[GenerationEvent]]
+"""Asks one running system."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,9 +53,10 @@ class CellRecord:
 
 @dataclasses.dataclass(frozen=True)
 class LoadSubject:
-    """One running system. `pids` and `metrics_endpoints` are by process name, the shared verifier among them."""
+    """One running system. `connect` makes a connection for a tenant, ready to be asked; `pids` and `metrics_endpoints`
+    are by process name, the shared verifier among them."""
 
-    generate: Generate
+    connect: Callable[[str], AbstractAsyncContextManager[Generate]]
     pids: Mapping[str, int]
     metrics_endpoints: Mapping[str, str]
 
@@ -63,22 +65,23 @@ async def run_cell(subject: LoadSubject, plan: LoadPlan, cell: LoadCell, prompts
     """All streams of a cell, to their ends. A failed output is noted, and its stream goes on."""
     outputs: list[Output] = []
     errors: list[str] = []
-    before = await _look(subject)
-    began = time.monotonic()
 
-    async def stream(number: int) -> None:
+    async def stream(number: int, generate: Generate, began: float) -> None:
         for index in range(plan.num_outputs):
             spec = plan.spec(cell, number, index, prompts)
             try:
-                outputs.append(await _receive(subject.generate(spec, cell.tenant), (number, index), began))
+                outputs.append(await _receive(generate(spec), (number, index), began))
             except SpecdecError as error:
                 errors.append(f"{error.reason}: {error.message}")
 
-    async with asyncio.TaskGroup() as group:
-        for number in range(cell.num_streams):
-            group.create_task(stream(number))
-    elapsed_s = time.monotonic() - began
-    after = await _look(subject)
+    async with subject.connect(cell.tenant) as generate:
+        before = await _look(subject)
+        began = time.monotonic()
+        async with asyncio.TaskGroup() as group:
+            for number in range(cell.num_streams):
+                group.create_task(stream(number, generate, began))
+        elapsed_s = time.monotonic() - began
+        after = await _look(subject)
     return CellRecord(
         cell=cell,
         elapsed_s=elapsed_s,

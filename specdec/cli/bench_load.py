@@ -4,7 +4,8 @@ Starts the processes, hands them to `specdec.bench`, and writes what was measure
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from specdec.bench.load_report import LoadRecording
     from specdec.bench.load_run import Generate, LoadSubject
     from specdec.bench.plan import Lane
-    from specdec.cli.client import GenerationClient
     from specdec.cli.cluster_view import ClusterView
     from specdec.params import Prompt
 
@@ -187,21 +187,29 @@ async def _start_subjects(
     verifier_metrics = clusters[0].metrics_endpoints["verifier"]
     subjects = {}
     for lane, cluster in zip(lanes, clusters, strict=True):
-        client = await stack.enter_async_context(GenerationClient(cluster.endpoint, timeout_s=options.output_timeout_s))
-        model = await client.wait_for_model(_MODEL_WAIT_S)
+        async with GenerationClient(cluster.endpoint) as client:
+            model = await client.wait_for_model(_MODEL_WAIT_S)
         recording.settings["numerics"] = None if model.numerics is None else dataclasses.asdict(model.numerics)
         if options.num_prompt_tokens is not None:
             prompts = made_up_prompts(_PROMPTS_BEFORE_REPEAT, options.num_prompt_tokens, model.vocabulary_size)
         subjects[lane] = LoadSubject(
-            generate=_asking(client),
+            connect=_connector(cluster.endpoint, options.output_timeout_s),
             pids={**cluster.pids, "verifier": verifier_pid},
             metrics_endpoints={**cluster.metrics_endpoints, "verifier": verifier_metrics},
         )
     return subjects, prompts
 
 
-def _asking(client: "GenerationClient") -> "Generate":
-    return lambda spec, tenant: client.generate(spec, tenant=tenant)
+def _connector(endpoint: str, timeout_s: float) -> Callable[[str], AbstractAsyncContextManager["Generate"]]:
+    @contextlib.asynccontextmanager
+    async def connect(tenant: str) -> AsyncIterator["Generate"]:
+        from specdec.cli.client import GenerationClient
+
+        async with GenerationClient(endpoint, timeout_s=timeout_s, tenant=tenant) as client:
+            await client.status()  # the first call connects, and that is no part of a first token's time
+            yield client.generate
+
+    return connect
 
 
 async def _warm_up(plan: "LoadPlan", subjects: Mapping["Lane", "LoadSubject"], prompts: Sequence["Prompt"]) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from specdec import __version__
 from specdec.cli.bench import bench
+from specdec.cli.bench_engine import bench_engine
 from specdec.cli.bench_load import bench_load
 from specdec.cli.demo import demo
 from specdec.cli.generate import generate
@@ -39,7 +40,7 @@ def options(
     """Speculative decoding as microservices: drafters guess, a verifier decides."""
 
 
-for command in (up, generate, demo, bench, bench_load, verifier, drafter, orchestrator):
+for command in (up, generate, demo, bench, bench_load, bench_engine, verifier, drafter, orchestrator):
     app.command()(command)
 
 

@@ -108,7 +108,7 @@ def _serve(role: str, options: dict[str, Any]) -> None:
         settings = read_settings(role, options)
         require_loopback("--listen", settings.listen, insecure_bind=settings.insecure_bind)
         require_loopback("--metrics", settings.metrics, insecure_bind=settings.insecure_bind)
-        run_role(_role_module(role).serve(settings))
+        run_role(role_module(role).serve(settings))
 
 
 def read_settings(role: str, options: dict[str, Any]) -> Any:
@@ -135,11 +135,12 @@ def require_loopback(option: str, listen: str, *, insecure_bind: bool) -> None:
         raise UsageError(f"{option}: {listen} can be reached from other machines without TLS; add --insecure-bind")
 
 
-def _role_module(role: str) -> Any:
+def role_module(role: str, name: str = "main") -> Any:
+    """A module of the role's package. Raises UsageError where the role's extra is not installed."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", OPENMP_SPIN_COUNT)
     try:
-        return importlib.import_module(f"{_PACKAGES[role]}.main")
+        return importlib.import_module(f"{_PACKAGES[role]}.{name}")
     except ModuleNotFoundError as error:
         raise UsageError(f"{error.name} is not installed: pip install 'specdec[{role}]'") from None
 

@@ -1,10 +1,11 @@
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
 
 from specdec.bench.load_plan import LoadCell, LoadPlan, made_up_prompts
-from specdec.bench.load_run import CellRecord, LoadSubject, run_cell
+from specdec.bench.load_run import CellRecord, Generate, LoadSubject, run_cell
 from specdec.errors import OverloadedError
 from specdec.messages import Delta, Finished, GenerationEvent, RoundStatistics, SpeculativeStatistics, Usage
 from specdec.params import FinishReason, GenerationSpec, NextTokenKind
@@ -16,16 +17,20 @@ ROUND = RoundStatistics(0, 0, NextTokenKind.PLAIN, total_time_s=0.1, verify_forw
 
 
 class ScriptedSystem:
-    """Says the first token of the prompt again, in two deltas. Notes who asked and how many were open at once."""
+    """Says the first token of the prompt again, in two deltas. Notes for whom and how many were open at once."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[GenerationSpec, str]] = []
+        self.tenants: list[str] = []
         self.num_open = self.most_open = 0
         self.refused_prompts: list[object] = []
         self.ends = True
 
-    async def generate(self, spec: GenerationSpec, tenant: str) -> AsyncIterator[GenerationEvent]:
-        self.asked.append((spec, tenant))
+    @contextlib.asynccontextmanager
+    async def connect(self, tenant: str) -> AsyncIterator[Generate]:
+        self.tenants.append(tenant)
+        yield self.generate
+
+    async def generate(self, spec: GenerationSpec) -> AsyncIterator[GenerationEvent]:
         self.num_open += 1
         self.most_open = max(self.most_open, self.num_open)
         try:
@@ -44,7 +49,7 @@ class ScriptedSystem:
 
 async def run(system: ScriptedSystem) -> tuple[LoadCell, CellRecord]:
     cell = LoadCell(0, 3, NGRAM)
-    return cell, await run_cell(LoadSubject(system.generate, {}, {}), PLAN, cell, PROMPTS)
+    return cell, await run_cell(LoadSubject(system.connect, {}, {}), PLAN, cell, PROMPTS)
 
 
 async def test_every_stream_asks_its_next_output_when_its_last_has_ended() -> None:
@@ -53,7 +58,7 @@ async def test_every_stream_asks_its_next_output_when_its_last_has_ended() -> No
     assert system.most_open == 3
     assert [output.key for output in record.outputs] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
     assert [output.token_ids for output in record.outputs] == [(prompt[0],) * 4 for prompt in PROMPTS]
-    assert {tenant for _, tenant in system.asked} == {cell.tenant}
+    assert system.tenants == [cell.tenant]
     assert all(0 <= output.asked_s <= output.arrivals[0][0] <= output.ended_s for output in record.outputs)
 
 
@@ -74,9 +79,7 @@ async def test_a_stream_without_its_last_frame_is_no_output() -> None:
 
 
 async def test_a_defect_of_ours_is_not_taken_for_a_failed_output() -> None:
-    async def broken(spec: GenerationSpec, tenant: str) -> AsyncIterator[GenerationEvent]:
-        raise KeyError(tenant)
-        yield
-
+    system = ScriptedSystem()
+    system.generate = None  # type: ignore[method-assign, assignment]
     with pytest.raises(ExceptionGroup):
-        await run_cell(LoadSubject(broken, {}, {}), PLAN, LoadCell(0, 3, NGRAM), PROMPTS)
+        await run_cell(LoadSubject(system.connect, {}, {}), PLAN, LoadCell(0, 3, NGRAM), PROMPTS)
