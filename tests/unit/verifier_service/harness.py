@@ -24,6 +24,7 @@ from specdec.messages import (
     VerifierMessage,
 )
 from specdec.model.block_pool import BlockPool
+from specdec.model.interface import Runner
 from specdec.model.kv_cache import CacheLayout, KVCache, KVStorage
 from specdec.model.runner import Rows
 from specdec.params import GenerationSpec, SamplingParams, SpeculationOptions, StopCriteria
@@ -101,13 +102,15 @@ def prefix_logits(prefix: Sequence[int]) -> torch.Tensor:
 
 
 class LetterTokenizer:
-    """Token id 1 is "a", 2 is "b", and so on; 0 ends the output."""
+    """Token id 1 is "a", 2 is "b", and so on, from "a" again after the last letter; one id ends the output."""
 
-    vocabulary_size = NUM_REAL_TOKENS
-    end_token_ids = frozenset({END_TOKEN_ID})
     fingerprint = "letters"
 
-    pieces = (b"", *(bytes([ord("a") + token_id]) for token_id in range(NUM_REAL_TOKENS - 1)))
+    def __init__(self, vocabulary_size: int = NUM_REAL_TOKENS, end_token_id: int = END_TOKEN_ID) -> None:
+        self.vocabulary_size = vocabulary_size
+        self.end_token_ids = frozenset({end_token_id})
+        letters = (bytes([ord("a") + (token_id - 1) % 26]) for token_id in range(vocabulary_size))
+        self.pieces = tuple(b"" if token_id == end_token_id else piece for token_id, piece in enumerate(letters))
 
 
 @dataclasses.dataclass
@@ -239,7 +242,8 @@ class Bench:
         max_waiting_sessions: int = 4,
         prefix_caching: bool = True,
         default_max_new_tokens: int = 1000,
-        runner: HashRunner | None = None,
+        runner: Runner | None = None,
+        tokenizer: LetterTokenizer | None = None,
     ) -> None:
         self.now = 0.0
         self.runner = runner or HashRunner()
@@ -248,7 +252,7 @@ class Bench:
         self.engine = Engine(
             "target",
             self.runner,
-            LetterTokenizer(),  # type: ignore[arg-type]
+            tokenizer or LetterTokenizer(),  # type: ignore[arg-type]
             self.policy,
             EngineLimits(max_sessions, max_waiting_sessions, default_max_new_tokens, prefix_caching),
             self.observer,
