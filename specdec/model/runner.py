@@ -74,7 +74,7 @@ class ModelRunner:
         self.pool = BlockPool(_num_blocks(layout, self.kv_budget_bytes))
         self.storage = KVStorage(layout, self.pool.num_blocks)
         self._attention = paged_attention(self.storage, self.max_rows)
-        self._cuda = self._cuda_forward() if self.device.type == "cuda" else None
+        self._cuda = self._forward_on_cuda()
         self._outputs = OutputBuffer(layout)
         self.model = model
         model.set_attn_implementation(ATTENTION_NAME)
@@ -165,12 +165,11 @@ class ModelRunner:
         if self._cuda is not None:
             return self._cuda.logits(plan, token_ids, wanted)
         padding = [0] * (len(plan.positions) - len(token_ids))
-        return self._run_model(
-            torch.tensor([token_ids + padding]), torch.from_numpy(plan.positions)[None], torch.tensor(wanted).long(), plan
-        )
+        positions = torch.from_numpy(plan.positions)
+        return self._run_model(torch.tensor([token_ids + padding]), positions[None], torch.tensor(wanted).long(), plan)
 
     def _run_model(self, token_ids: Tensor, positions: Tensor, wanted_rows: Tensor, plan: AttentionPlan) -> Tensor:
-        """Token ids [1, M], positions [1, M] and wanted rows [W], all int64 on the model's device, to [W, V] float32."""
+        """Token ids [1, M], positions [1, M], wanted rows [W], int64 on the device, to logits [W, V] float32."""
         output = self.model(
             input_ids=token_ids,
             position_ids=positions,
@@ -181,14 +180,12 @@ class ModelRunner:
         logits: Tensor = output.logits[0]
         return logits.float()
 
-    def _cuda_forward(self) -> "CudaForward":
-        from specdec.model.cuda.forward import CudaForward
-        from specdec.model.cuda.graphs import CudaGraphRecorder
-        from specdec.model.cuda.paged_attention import CudaPagedAttention
+    def _forward_on_cuda(self) -> "CudaForward | None":
+        if self.device.type != "cuda":
+            return None
+        from specdec.model.cuda.forward import cuda_forward
 
-        if not isinstance(self._attention, CudaPagedAttention):
-            raise ModelLoadError("a model on a CUDA device needs that device's attention")
-        return CudaForward(self._run_model, self._attention, CudaGraphRecorder(self.device))
+        return cuda_forward(self._run_model, self._attention, self.device)
 
     @torch.inference_mode()
     def _prove_that_every_layer_attends_here(self) -> None:
