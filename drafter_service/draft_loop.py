@@ -96,6 +96,7 @@ class DraftLoop:
     async def _draft(self) -> None:
         started_at = self._clock()
         start_position = len(self._attachment.committed_token_ids)
+        self._metrics.draft_budget.observe(self._attachment.draft_budget)
         proposal = await self._propose(self._policy.plan(self._attachment.draft_budget))
         num_passed = self._attachment.num_passed_tokens(proposal, start_position)
         if num_passed is None or not self._attachment.may_draft:

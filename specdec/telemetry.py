@@ -23,6 +23,7 @@ WITHHELD_KEYS = frozenset(
 """Log fields that are replaced before a line is written, should anybody ever pass one."""
 _SHUTDOWN_TIMEOUT_S = 5.0
 _ROUND_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
+_DRAFT_BUDGET_BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64, 512)
 _STEP_ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 _FIRST_TOKEN_BUCKETS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 500.0)
 
@@ -169,6 +170,9 @@ class DrafterMetrics(Metrics):
         self.num_accepted_tokens = self.counter("spec_decode_num_accepted_tokens", "Draft tokens accepted.")
         self.stale_drafts = self.counter("stale_drafts", "Drafts that the verifier dropped, by reason.", "reason")
         self.refused_drafts = self.counter("refused_drafts", "Drafts that the verifier refused, by reason.", "reason")
+        self.draft_budget = self.histogram(
+            "draft_budget", "What the verifier allows a draft, each time that one is begun.", _DRAFT_BUDGET_BUCKETS
+        )
         self.draft_seconds = self.histogram("draft_seconds", "Time to make a draft.")
         self.round_trip_seconds = self.histogram(
             "round_trip_seconds", "From a draft's departure to its answer, the verifier's work included."

@@ -33,9 +33,10 @@ def load_table(runs: Sequence[dict[str, Any]]) -> Table:
     """One row for each number of streams and way. Times are milliseconds."""
     table = Table()
     table.add_column("streams", justify="right")
-    table.add_column("way", overflow="fold", max_width=24)
-    for heading in ("differ", *_COLUMNS, "CPU share"):
+    table.add_column("way", overflow="fold", min_width=11, max_width=24)
+    for heading in ("differ", *_COLUMNS):
         table.add_column(heading, justify="right")
+    table.add_column("CPU share", min_width=20)
     for run in runs:
         shares = ", ".join(f"{name} {seconds / run['elapsed_s']:.2f}" for name, seconds in _by_role(run["cpu_s"]))
         table.add_row(

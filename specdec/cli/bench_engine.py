@@ -1,6 +1,7 @@
 """`specdec bench-engine`: what the verifier's engine costs beside the model's forward, in one process without a wire.
 The measuring itself is the verifier's own, imported by name: shared code imports no service."""
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -67,7 +68,7 @@ def _show(report: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _TABLE_WIDTH)
     table = Table()
     columns = ("num_sessions", "draft_tokens", "rows_per_step", "step_ms", "forward_ms", "plain_forward_ms")
     for heading in (*columns, "beside_forward_ms", "share"):
@@ -75,7 +76,7 @@ def _show(report: dict[str, Any]) -> None:
     for run in report["steps"]:
         cells = [f"{run[column]:.4g}" for column in (*columns, "beside_forward_ms")]
         table.add_row(*cells, f"{run['share_beside_forward']:.1%}")
-    console.print(table, width=None if console.is_terminal else _TABLE_WIDTH)
+    console.print(table)
     forwards = ", ".join(f"{rows}: {time_ms:.2f}" for rows, time_ms in report["forward_ms_by_rows"].items())
     console.print(f"forward, ms by rows: {forwards}", soft_wrap=True)
     cache, first = report["cache"], report["first_token"]

@@ -4,6 +4,7 @@ Starts the processes, hands them to `specdec.bench`, and writes what was measure
 import asyncio
 import contextlib
 import dataclasses
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from specdec.params import Prompt
 
 _MODEL_WAIT_S = 60.0
-_TABLE_WIDTH = 240  # in a file or a pipe, where there is no terminal to ask
+_TABLE_WIDTH = 260  # in a file or a pipe, where there is no terminal to ask
 _PROMPTS_BEFORE_REPEAT = 512
 WARM_UP, PROFILED = -1, -2
 """Repetitions that are not measured."""
@@ -258,8 +259,8 @@ def _finish(options: _Options, recording: "LoadRecording", json_path: Path | Non
     if json_path is not None and recording.cells:
         write_report(json_path, report)
     if report["runs"]:
-        console = Console()
-        console.print(load_table(report["runs"]), width=None if console.is_terminal else _TABLE_WIDTH)
+        console = Console() if sys.stdout.isatty() else Console(width=_TABLE_WIDTH)
+        console.print(load_table(report["runs"]))
     return report
 
 
