@@ -10,6 +10,7 @@ the work is its own; how work is shared must not change a result.
 
 import ctypes
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import llvmlite.binding
@@ -77,6 +78,11 @@ def kernel(arguments: dtype[Any]) -> Callable[[Callable[..., None]], Any]:
     return compile_kernel
 
 
+@cache
+def _as_function(address: int) -> Any:
+    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)  # numba would make one for every call
+
+
 def run(compiled: Any, arguments: NDArray[Any], *, alone: bool = False) -> None:
     """Runs a kernel on one record of arguments, over torch's threads. The interpreter is free meanwhile.
 
@@ -84,6 +90,6 @@ def run(compiled: Any, arguments: NDArray[Any], *, alone: bool = False) -> None:
     before another thread has woken.
     """
     if alone or _RUNTIME is None:
-        compiled.ctypes(arguments.ctypes.data)
+        _as_function(compiled.address)(arguments.ctypes.data)
     else:
         _RUNTIME.GOMP_parallel(compiled.address, arguments.ctypes.data, torch.get_num_threads(), 0)

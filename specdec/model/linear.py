@@ -1,13 +1,14 @@
 """Linear layers on the fastest kernel of the device, over row counts that keep the bits.
 
-Knows torch's packed kernels: FBGEMM float16 and int8, oneDNN bfloat16, int4 groups, and plain `F.linear` for the rest.
-Refuses to know which model the layers belong to. Packed and plain kernels differ in their last bits, so a model uses
-one kernel throughout.
+Knows our own product of independent rows, torch's packed kernels (oneDNN bfloat16, FBGEMM int8, int4 groups) and plain
+`F.linear` for the rest. Refuses to know which model the layers belong to. Kernels differ in their last bits, so a model
+uses one throughout.
 
 Legend: M rows, I input features, O output features.
 """
 
 import dataclasses
+import platform
 import warnings
 from typing import Literal
 
@@ -17,19 +18,20 @@ from torch import Tensor, nn
 
 from specdec.errors import ModelLoadError
 from specdec.model.row_counts import RowCounts, split_rows
+from specdec.model.row_product import PackedWeights
 
 Quantization = Literal["none", "int8", "int4"]
-
-MAX_FLOAT16 = torch.finfo(torch.float16).max
 
 
 class RowLinear(nn.Module):
     """A linear layer that runs its kernel on allowed row counts only: pads up to the next, splits at the largest."""
 
-    def __init__(self, source: nn.Linear, counts: RowCounts) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, counts: RowCounts) -> None:
+        """Takes weight [O, I] and bias [O]; the caller need not keep them."""
         super().__init__()
-        self.in_features, self.out_features, self.counts = source.in_features, source.out_features, counts
-        self.pack(source.weight.data, None if source.bias is None else source.bias.data)
+        self.out_features, self.in_features = weight.shape
+        self.counts = counts
+        self.pack(weight, bias)
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> None:
         """Keeps weight [O, I] and bias [O] in the kernel's own layout."""
@@ -58,20 +60,18 @@ class PlainLinear(RowLinear):
         return F.linear(x, self.weight, self.bias)
 
 
-class FbgemmFloat16Linear(RowLinear):
-    """float16 weights, float32 activations and sums."""
+class IndependentRowsLinear(RowLinear):
+    """Weights as they are stored, float32 activations and sums; exact on any number of rows by construction."""
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> None:
-        largest = weight.abs().max().item()
-        if not largest <= MAX_FLOAT16:
-            raise ModelLoadError(f"a weight of {largest:.3g} does not fit float16; load the model in another dtype")
-        self.packed = torch.ops.quantized.linear_prepack_fp16(
-            weight.float().contiguous(), None if bias is None else bias.float()
-        )
+        smallest, largest = torch.aminmax(weight)
+        if not (smallest.isfinite() and largest.isfinite()):
+            name = str(weight.dtype).removeprefix("torch.")
+            raise ModelLoadError(f"a weight does not fit {name}; load the model in another dtype")
+        self.packed = PackedWeights(weight, bias)
 
     def multiply(self, x: Tensor) -> Tensor:
-        product: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, self.packed)
-        return product
+        return self.packed.multiply(x)
 
 
 class OnednnBfloat16Linear(RowLinear):
@@ -88,8 +88,8 @@ class OnednnBfloat16Linear(RowLinear):
         return product
 
 
-class QuantizedLinear(FbgemmFloat16Linear):
-    """Rounded weights for a few rows, float16 weights for many.
+class QuantizedLinear(IndependentRowsLinear):
+    """Rounded weights for a few rows, 16-bit weights for many.
 
     A draft step reads all weights for a row or two, so small weights are its speed. A prefill is bound by arithmetic,
     where they gain nothing; and one large activation among its rows would cost all of them their precision.
@@ -98,7 +98,7 @@ class QuantizedLinear(FbgemmFloat16Linear):
     MOST_ROWS = 4
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> None:
-        super().pack(weight, bias)
+        super().pack(weight.half() if weight.dtype == torch.float32 else weight, bias)
         self.pack_quantized(weight.float(), bias)
 
     def multiply(self, x: Tensor) -> Tensor:
@@ -163,7 +163,8 @@ class GroupedInt4Linear(QuantizedLinear):
 class LinearKernel:
     """A kernel, the dtypes it works in, and the row counts worth trying for it.
 
-    `reference_rows` are the counts whose bits may define "the" bits of a row, the most wanted first.
+    `reference_rows` are the counts whose bits may define "the" bits of a row, the most wanted first. `exact_between`:
+    where the candidates are exact, so is every count between them.
     """
 
     name: str
@@ -172,12 +173,14 @@ class LinearKernel:
     compute_dtype: torch.dtype
     candidate_rows: tuple[int, ...]
     reference_rows: tuple[int, ...]
+    exact_between: bool = False
 
     @property
     def max_rows(self) -> int:
         return self.candidate_rows[-1]
 
 
+_INDEPENDENT_ROWS = (*range(1, 10), 12, 17, 32, 64, 192)
 _CPU_ROWS = (*range(1, 17), 18, 20, 24, 30, 36, 42, 48)
 _GPU_ROWS = (16, 32, 64, 128, 256)
 
@@ -186,7 +189,7 @@ def default_dtype(device: torch.device) -> torch.dtype:
     """The dtype of `auto`: bfloat16 where it is fast, else float16 weights under float32 sums."""
     if device.type != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return torch.bfloat16
-    return torch.float16 if _has_fbgemm() else torch.float32
+    return torch.float16 if _has_fused_multiply_add() else torch.float32
 
 
 def choose_kernel(device: torch.device, dtype: torch.dtype, quantization: Quantization = "none") -> LinearKernel:
@@ -194,19 +197,23 @@ def choose_kernel(device: torch.device, dtype: torch.dtype, quantization: Quanti
     if quantization != "none":
         if device.type != "cpu":
             raise ModelLoadError(f"quantization {quantization} is for CPUs; this model is on {device.type}")
-        if not _has_fbgemm():
+        if "fbgemm" not in torch.backends.quantized.supported_engines or not _has_fused_multiply_add():
             raise ModelLoadError(f"quantization {quantization} needs an x86 processor with AVX2")
         layer = FbgemmInt8Linear if quantization == "int8" else GroupedInt4Linear
         name = "fbgemm-int8-dynamic" if quantization == "int8" else "int4-groups"
         return LinearKernel(name, layer, quantization, torch.float32, tuple(range(1, 513)), ())
-    if device.type == "cpu" and dtype == torch.float16 and _has_fbgemm():
-        return LinearKernel("fbgemm-float16", FbgemmFloat16Linear, "float16", torch.float32, _CPU_ROWS, (48,))
+    weights_dtype = str(dtype).removeprefix("torch.")
     if device.type == "cpu" and dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         rows = (*_CPU_ROWS, 64)
         return LinearKernel("onednn-bfloat16-packed", OnednnBfloat16Linear, "bfloat16", dtype, rows, (64, 48))
+    if device.type == "cpu" and _has_fused_multiply_add():
+        return LinearKernel(
+            "independent-rows", IndependentRowsLinear, weights_dtype, torch.float32, _INDEPENDENT_ROWS, (8,), True
+        )
     rows, references = (_CPU_ROWS, (48, 8, 1)) if device.type == "cpu" else (_GPU_ROWS, (64, 32, 16))
-    return LinearKernel("torch-linear", PlainLinear, str(dtype).removeprefix("torch."), dtype, rows, references)
+    return LinearKernel("torch-linear", PlainLinear, weights_dtype, dtype, rows, references)
 
 
-def _has_fbgemm() -> bool:
-    return "fbgemm" in torch.backends.quantized.supported_engines
+def _has_fused_multiply_add() -> bool:
+    """Also of the float16 conversions, which came to x86 with AVX2 at the latest; other processors have both."""
+    return platform.machine() not in ("x86_64", "AMD64") or torch.backends.cpu.get_cpu_capability() != "DEFAULT"

@@ -1,7 +1,13 @@
 """Swaps modules of an unmodified Hugging Face model for faster or row-exact ones, at load.
 
-Knows which swaps keep the meaning; refuses models whose weights or state the runner could not handle exactly.
+Knows which swaps keep the meaning, tried on numbers where names alone do not tell; refuses to know how the new modules
+work. What they replace is freed as they are made.
+
+Legend: M rows, H hidden, V vocabulary.
 """
+
+import functools
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -9,11 +15,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specdec.errors import ModelLoadError
-from specdec.model.linear import LinearKernel
-from specdec.model.row_counts import RowCounts, split_rows
+from specdec.model.activations import RowActivation, activate
+from specdec.model.experts import BareWeight, RowExperts, ScoreLinear, is_experts
+from specdec.model.linear import LinearKernel, RowLinear
+from specdec.model.projections import GROUPS, computes_gated_mlp, fuse_projections, gated_mlp, looks_like_gated_mlp
+from specdec.model.rotary import RotaryTable
+from specdec.model.row_counts import RowCounts
 
 _ACTIVATION_NAMES = ("act_fn", "act", "activation_fn")
-_ONE_THREAD_ELEMENTS = 32767  # torch splits larger elementwise work between threads
 
 
 class UpcastEmbedding(nn.Module):
@@ -22,13 +31,16 @@ class UpcastEmbedding(nn.Module):
     def __init__(self, source: nn.Embedding, compute_dtype: torch.dtype) -> None:
         super().__init__()
         self.weight, self.compute_dtype = source.weight, compute_dtype
+        scale = getattr(source, "embed_scale", None)  # in the dtype of the weights, as the model would round it
+        self.scale = None if scale is None else torch.as_tensor(scale).to(self.weight).to(compute_dtype)
 
     def forward(self, token_ids: Tensor) -> Tensor:
-        return F.embedding(token_ids, self.weight).to(self.compute_dtype)
+        rows = F.embedding(token_ids, self.weight).to(self.compute_dtype)
+        return rows if self.scale is None else rows * self.scale
 
 
 class FusedRMSNorm(nn.Module):
-    """One call in place of six. See `_is_plain_rms_norm` for where it stands in."""
+    """One call in place of six. See `_rms_norm_weight` for where it stands in."""
 
     def __init__(self, weight: nn.Parameter, epsilon: float) -> None:
         super().__init__()
@@ -38,92 +50,131 @@ class FusedRMSNorm(nn.Module):
         return F.rms_norm(x, self.shape, self.weight, self.epsilon)
 
 
-class RowBlockActivation(nn.Module):
-    """An activation that never runs over more rows than one thread takes.
-
-    Between threads torch cuts elementwise work anywhere, and the few elements at a cut go through scalar code whose
-    exponential differs in the last bit: with 3, 5 or 6 threads a row's SiLU would depend on the number of rows.
-    """
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.numel() <= _ONE_THREAD_ELEMENTS:
-            return self.inner(x)  # type: ignore[no-any-return]
-        rows = x.reshape(-1, x.shape[-1])
-        block_rows = max(1, _ONE_THREAD_ELEMENTS // x.shape[-1])
-        return torch.cat([self.inner(block) for block in split_rows(rows, block_rows)]).view(x.shape)
-
-
 def swap_modules(model: PreTrainedModel, kernel: LinearKernel, body_counts: RowCounts, head_counts: RowCounts) -> None:
-    """Replaces linears (a tied head too), plain RMSNorms and, on CPUs, activations and low-precision embeddings."""
-    on_cpu = model.device.type == "cpu"
+    """Replaces linears (a tied head too), experts, plain RMSNorms and, on CPUs, elementwise work and embeddings."""
+    swaps = _Swaps(model, kernel, body_counts)
     head = model.get_output_embeddings()
-    for name, module in list(model.named_modules()):
-        replacement: nn.Module | None = None
-        if type(module) is nn.Linear:
-            replacement = kernel.layer(module, head_counts if module is head else body_counts)
-        elif type(module) is nn.Embedding and module.weight.dtype != kernel.compute_dtype:
-            replacement = UpcastEmbedding(module, kernel.compute_dtype)
-        elif kernel.compute_dtype == torch.float32 and _is_plain_rms_norm(module):
-            replacement = FusedRMSNorm(nn.Parameter(module.weight.data.float(), requires_grad=False), _epsilon(module))
-        elif on_cpu and name.rpartition(".")[2] in _ACTIVATION_NAMES:
-            replacement = RowBlockActivation(module)
-        if replacement is not None:
-            parent_name, _, child_name = name.rpartition(".")
-            setattr(model.get_submodule(parent_name), child_name, replacement)
+    head_name = next(name for name, module in model.named_modules() if module is head)
+    _replace(model, head_name, kernel.layer(*_weights(head), head_counts))
+    _cap_logits_in_the_head(model, on_cpu=swaps.on_cpu)
+    del head
+    for name in [name for name, _ in model.named_modules()]:
+        try:
+            module = model.get_submodule(name)
+        except AttributeError:  # it went with its parent
+            continue
+        if (replacement := swaps.replacement(name.rpartition(".")[2], module)) is not None:
+            _replace(model, name, replacement)
+        for names in GROUPS:
+            fuse_projections(module, names, swaps.make_linear)
+        swaps.replace_bare_weights(module)
     for parameter in model.parameters():
         if parameter.dim() < 2:  # biases and norms; matrices live in swapped modules
             parameter.data = parameter.data.to(kernel.compute_dtype)
 
 
-def refuse_unsupported(model: PreTrainedModel) -> None:
-    """Raises ModelLoadError for a model that could not be run exactly, or whose state cannot be rolled back."""
-    config = model.config
-    if model.get_output_embeddings() is None:
-        raise ModelLoadError("a causal language model with an output layer is needed", model_type=config.model_type)
-    if config.is_encoder_decoder:
-        raise ModelLoadError("encoder-decoder models are not supported", model_type=config.model_type)
-    layer_types = set(getattr(config, "layer_types", None) or ("full_attention",))
-    has_window = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
-    if has_window or "sliding_attention" in layer_types:
-        raise ModelLoadError("models with sliding-window attention are not supported", model_type=config.model_type)
-    if layer_types != {"full_attention"}:
-        raise ModelLoadError(
-            "a model with layers other than full attention has state that cannot be rolled back",
-            model_type=config.model_type,
-        )
-    rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope_type in ("dynamic", "longrope"):
-        raise ModelLoadError(
-            f"rotary embedding of type {rope_type} depends on the longest session of a batch",
-            model_type=config.model_type,
-        )
-    in_known_modules = {
-        id(parameter)
-        for module in model.modules()
-        if type(module) in (nn.Linear, nn.Embedding)
-        for parameter in module.parameters(recurse=False)
-    }
-    for name, parameter in model.named_parameters():
-        if parameter.dim() > 1 and id(parameter) not in in_known_modules:
-            raise ModelLoadError(
-                f"weights outside linear and embedding layers are not supported: {name}", model_type=config.model_type
-            )
+class _Swaps:
+    """What stands in for one module, by its kind."""
+
+    def __init__(self, model: PreTrainedModel, kernel: LinearKernel, counts: RowCounts) -> None:
+        self.kernel, self.counts, self.on_cpu = kernel, counts, model.device.type == "cpu"
+        self._gated_mlps: dict[type[nn.Module], bool] = {}
+
+    def make_linear(self, weight: Tensor, bias: Tensor | None) -> RowLinear:
+        return self.kernel.layer(weight, bias, self.counts)
+
+    def replacement(self, name: str, module: nn.Module) -> nn.Module | None:
+        """`name` is that within its parent. None for a module that stays."""
+        if type(module) is nn.Linear:
+            linear = self.make_linear(*_weights(module))
+            return ScoreLinear(linear) if linear.out_features <= ScoreLinear.MOST_OUTPUTS else linear
+        if isinstance(module, nn.Embedding):
+            return self._embedding(module)
+        if is_experts(module):
+            return RowExperts(module, self.make_linear, on_cpu=self.on_cpu)
+        if self._is_gated_mlp(module):
+            return gated_mlp(module, self.make_linear, on_cpu=self.on_cpu)
+        if not self.on_cpu and (weight := _rms_norm_weight(module)) is not None:
+            return _norm_of_independent_rows(weight, _epsilon(module))
+        if self.kernel.compute_dtype == torch.float32 and (weight := _rms_norm_weight(module)) is not None:
+            return FusedRMSNorm(nn.Parameter(weight, requires_grad=False), _epsilon(module))
+        if self.on_cpu and name in _ACTIVATION_NAMES:
+            return RowActivation(module)
+        if self.on_cpu and type(module).__name__.endswith("RotaryEmbedding"):
+            return RotaryTable(module)
+        return None
+
+    def replace_bare_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Embedding | UpcastEmbedding | RowLinear):
+            return
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if parameter.dim() == 2:
+                delattr(module, name)
+                linear = self.make_linear(parameter.data, None)
+                setattr(module, name, BareWeight.around(linear, self.kernel.compute_dtype, parameter.device))
+                module.add_module(f"{name}_product", linear)
+
+    def _embedding(self, module: nn.Embedding) -> nn.Module | None:
+        """Subclasses only where what they add is known: a scale."""
+        if module.weight.dtype == self.kernel.compute_dtype:
+            return None
+        if type(module) is not nn.Embedding and not hasattr(module, "embed_scale"):
+            raise ModelLoadError(f"embeddings of {type(module).__name__} can only be run in their own dtype")
+        return UpcastEmbedding(module, self.kernel.compute_dtype)
+
+    def _is_gated_mlp(self, module: nn.Module) -> bool:
+        """Tried once for every class, since a model has one in each layer."""
+        if not looks_like_gated_mlp(module):
+            return False
+        kind = type(module)
+        if kind not in self._gated_mlps:
+            self._gated_mlps[kind] = computes_gated_mlp(module)
+        return self._gated_mlps[kind]
+
+
+def _weights(linear: nn.Module) -> tuple[Tensor, Tensor | None]:
+    weight, bias = linear.weight, linear.bias
+    return weight.data, None if bias is None else bias.data  # type: ignore[return-value]
+
+
+def _replace(model: nn.Module, name: str, replacement: nn.Module) -> None:
+    parent_name, _, child_name = name.rpartition(".")
+    setattr(model.get_submodule(parent_name), child_name, replacement)
+
+
+def _cap_logits_in_the_head(model: PreTrainedModel, *, on_cpu: bool) -> None:
+    """Modelling code caps logits by a tanh over all of them; here the output layer does so, row by row."""
+    cap = getattr(model.config, "final_logit_softcapping", None)
+    if cap is None or not on_cpu:
+        return
+    model.config.final_logit_softcapping = None
+    capped: Callable[[Tensor], Tensor] = functools.partial(_capped, float(cap))
+    model.get_output_embeddings().register_forward_hook(lambda _module, _inputs, logits: capped(logits))
+
+
+def _capped(cap: float, logits: Tensor) -> Tensor:
+    return activate(logits.float(), "tanh", scale=cap)
+
+
+def _norm_of_independent_rows(weight: Tensor, epsilon: float) -> nn.Module:
+    from specdec.model.cuda.rms_norm import TritonRMSNorm
+
+    return TritonRMSNorm(weight, epsilon)
 
 
 def _epsilon(module: nn.Module) -> float:
     return float(getattr(module, "variance_epsilon", getattr(module, "eps", None)) or 0.0)
 
 
-def _is_plain_rms_norm(module: nn.Module) -> bool:
-    """True where the module computes `x / rms(x) * weight`, tried on numbers: some norms scale by 1 + weight."""
+def _rms_norm_weight(module: nn.Module) -> Tensor | None:
+    """w in float32 where the module computes `x / rms(x) * w`, tried on numbers: some norms scale by 1 + weight."""
     weight = getattr(module, "weight", None)
     if "RMSNorm" not in type(module).__name__ or not isinstance(weight, nn.Parameter) or weight.dim() != 1:
-        return False
+        return None
     probe = torch.linspace(-3.0, 2.0, weight.numel(), device=weight.device).expand(2, -1)
     expected = module(probe).float()
-    fused = F.rms_norm(probe, weight.shape, weight.float(), _epsilon(module))
-    return torch.allclose(fused, expected, rtol=1e-3, atol=1e-5)
+    for scale in (weight.data.float(), 1.0 + weight.data.float()):
+        fused = F.rms_norm(probe, weight.shape, scale, _epsilon(module))
+        if torch.allclose(fused, expected, rtol=1e-3, atol=1e-5):
+            return scale
+    return None

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specdec.errors import ModelLoadError
+from specdec.model.block_pool import OutOfBlocksError
 from specdec.model.kv_cache import KVCache
 from specdec.model.runner import ModelRunner, Rows
 from specdec.model.self_check import run_self_check
@@ -239,6 +240,71 @@ def test_bad_batches_are_refused_before_anything_changes(runner: ModelRunner) ->
     assert cache.length == 5
 
 
+def test_a_prefix_that_was_adopted_has_the_bits_of_one_that_was_computed(runner: ModelRunner) -> None:
+    text, other = random_tokens(90), random_tokens(30, seed=5)
+    first, second = runner.new_cache(b"tenant"), runner.new_cache(b"tenant")
+    expected = feed(runner, first, text, 13)
+    first.publish(text)
+    assert second.adopt_prefix(text) == 80
+    assert torch.equal(feed(runner, second, text[80:], 3), expected[80:])
+    # The first goes another way inside the shared blocks; the second does not notice.
+    first.rollback(37)
+    changed = feed(runner, first, other, 4)
+    second.rollback(70)
+    assert torch.equal(feed(runner, second, text[70:], 20), expected[70:])
+    assert torch.equal(feed(runner, runner.new_cache(), text[:37] + other, 16)[37:], changed)
+    for cache in (first, second):
+        cache.free()
+
+
+def test_logits_come_in_one_tensor_or_split_by_session(runner: ModelRunner) -> None:
+    texts = [random_tokens(length, seed=length) for length in (4, 9, 1)]
+    together = runner.forward_rows([Rows(runner.new_cache(), text, logits_from=1) for text in texts])
+    split = runner.forward([Rows(runner.new_cache(), text, logits_from=1) for text in texts])
+    assert together.dtype == torch.float32
+    assert [len(logits) for logits in split] == [3, 8, 0]
+    assert torch.equal(torch.cat(split), together)
+    nothing = runner.forward_rows([Rows(runner.new_cache(), texts[0], logits_from=4)])
+    assert nothing.shape == (0, VOCABULARY_SIZE)
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_a_forward_of_hundreds_of_rows_has_the_bits_of_small_ones(num_threads: int) -> None:
+    runner = make_runner(hidden_size=256, heads=2, kv_heads=1)  # head size 128
+    text = random_tokens(runner.max_rows)
+    expected = feed(runner, runner.new_cache(), text, 7)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        assert torch.equal(feed(runner, runner.new_cache(), text, runner.max_rows), expected)
+        halves = [runner.new_cache(), runner.new_cache()]
+        batch = [Rows(cache, text[: runner.max_rows // 2]) for cache in halves]
+        for logits in runner.forward(batch):
+            assert torch.equal(logits, expected[: runner.max_rows // 2])
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_a_batch_that_finds_no_blocks_changes_nothing() -> None:
+    model = tiny_model()
+    runner = ModelRunner.from_hf_model(model, dtype=torch.float32, kv_budget_bytes=10 * 16 * 2 * 2 * 2 * 16 * 4)
+    one, two = runner.new_cache(), runner.new_cache()
+    num_blocks = runner.pool.num_blocks
+    runner.forward([Rows(one, random_tokens(16 * num_blocks - 40))])
+    free = runner.pool.num_free_blocks
+    with pytest.raises(OutOfBlocksError):
+        runner.forward([Rows(two, random_tokens(16)), Rows(one, random_tokens(41))])
+    assert (one.length, two.length) == (16 * num_blocks - 40, 0)
+    assert runner.pool.num_free_blocks >= free - 1  # a block kept for the next try is all that may stay
+    runner.pool.check([one.block_table, two.block_table])
+
+
+def test_a_self_check_leaves_the_pool_empty() -> None:
+    runner = make_runner(layers=1)
+    assert runner.pool.num_free_blocks == runner.pool.num_blocks
+    runner.pool.check([])
+
+
 def test_positions_beyond_the_context_are_refused() -> None:
     runner = make_runner(context_limit=64)
     cache = runner.new_cache()
@@ -250,7 +316,6 @@ def test_positions_beyond_the_context_are_refused() -> None:
 @pytest.mark.parametrize(
     ("architecture", "options", "message"),
     [
-        ("qwen2", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}, "sliding-window"),
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "rotary"),
     ],
 )

@@ -11,15 +11,49 @@ from typing import Any, Literal
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
-Architecture = Literal["llama", "qwen2"]
+Architecture = Literal[
+    "llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi", "mixtral", "qwen2_moe", "qwen3_moe"
+]
+_WINDOW = 16
+_GEMMA: dict[str, Any] = {"head_dim": 16, "sliding_window": _WINDOW, "tie_word_embeddings": False}
+_EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+_CLASSES: dict[Architecture, tuple[type[PreTrainedConfig], Any, dict[str, Any]]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM, {}),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16}),
+    "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": _WINDOW}),
+    "gemma2": (Gemma2Config, Gemma2ForCausalLM, {**_GEMMA, "final_logit_softcapping": 20.0}),
+    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM, _GEMMA),
+    "phi": (PhiConfig, PhiForCausalLM, {"partial_rotary_factor": 0.5}),
+    "mixtral": (MixtralConfig, MixtralForCausalLM, {"num_local_experts": 4, "sliding_window": None}),
+    "qwen2_moe": (Qwen2MoeConfig, Qwen2MoeForCausalLM, {**_EXPERTS, "shared_expert_intermediate_size": 80}),
+    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, {**_EXPERTS, "head_dim": 16, "norm_topk_prob": True}),
+}
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 END_TOKEN_ID = 2  # <|im_end|>
@@ -74,36 +108,33 @@ def tiny_model(
     **config_overrides: Any,
 ) -> PreTrainedModel:
     """A float32 model with random weights. `perturbation` is the relative size of noise added to every weight."""
-    config_class, model_class = {
-        "llama": (LlamaConfig, LlamaForCausalLM),
-        "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    }[architecture]
-    config = config_class(
-        vocab_size=vocabulary_size,
-        hidden_size=hidden_size,
-        intermediate_size=2 * hidden_size,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        max_position_embeddings=context_limit,
-        tie_word_embeddings=tie_word_embeddings,
-        bos_token_id=None,
-        eos_token_id=END_TOKEN_ID,
-        pad_token_id=0,
-        **config_overrides,
-    )
-    model = model_class(config).eval()
+    config_class, model_class, needed = _CLASSES[architecture]
+    options: dict[str, Any] = {
+        "vocab_size": vocabulary_size,
+        "hidden_size": hidden_size,
+        "intermediate_size": 2 * hidden_size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "max_position_embeddings": context_limit,
+        "tie_word_embeddings": tie_word_embeddings,
+        "bos_token_id": None,
+        "eos_token_id": END_TOKEN_ID,
+        "pad_token_id": 0,
+    }
+    config = config_class(**{**options, **needed, **config_overrides})
+    model: PreTrainedModel = model_class(config).eval()
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in sorted(model.named_parameters()):
         noise = torch.randn(parameter.shape, generator=generator)
-        if "norm" in name:
-            parameter.data = 1.0 + 0.1 * noise
+        if "norm" in name and not name.endswith("bias") and not architecture.startswith("gemma"):
+            parameter.data = 1.0 + 0.1 * noise  # Gemma's norms scale by 1 + weight
         elif parameter.dim() == 1:
             parameter.data = 0.1 * noise
-        elif "embed" in name:
-            parameter.data = noise
+        elif "embed" in name:  # Gemma scales it at run time
+            parameter.data = noise / hidden_size**0.5 if architecture.startswith("gemma") else noise
         else:
-            parameter.data = noise * (1.5 / parameter.shape[1] ** 0.5)
+            parameter.data = noise * (1.5 / parameter.shape[-1] ** 0.5)
         if perturbation:
             other = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed + 1))
             parameter.data += perturbation * parameter.data.std() * other
