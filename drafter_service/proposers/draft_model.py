@@ -72,13 +72,15 @@ class DraftModelSession:
         return self._cache.num_bytes
 
     def propose(self, committed_token_ids: Sequence[int], max_tokens: int, limits: DraftLimits = NO_LIMITS) -> Proposal:
-        """A chain. Nothing at the model's context limit, or while the cache is too far behind."""
+        """A chain. Nothing at the context limit, while the cache is too far behind, or where it finds no room."""
         self._confidences = []
         room = self._proposer.context_limit - len(committed_token_ids)
         num_tokens = min(max_tokens, room)
         if limits.max_model_tokens is not None:
             num_tokens = min(num_tokens, limits.max_model_tokens)
         if num_tokens <= 0 or self._num_behind(committed_token_ids) > MAX_CATCH_UP_TOKENS:
+            return NOTHING
+        if not self._has_room(len(committed_token_ids) + num_tokens):
             return NOTHING
         logits = self._feed_committed(committed_token_ids)  # [V]
         if self._rule is AcceptanceRule.REJECTION:
@@ -91,14 +93,17 @@ class DraftModelSession:
         self._confidences = []
 
     def backlog(self, committed_token_ids: Sequence[int]) -> int:
-        """Committed tokens, the last excepted, that are not in the cache. 0 beyond the context limit."""
-        if len(committed_token_ids) > self._proposer.context_limit:
+        """Committed tokens, the last excepted, that are not in the cache. 0 where they do not fit: beyond the context
+        limit, or while other sessions take the memory."""
+        if len(committed_token_ids) > self._proposer.context_limit or not self._has_room(len(committed_token_ids)):
             return 0
         return self._num_behind(committed_token_ids)
 
     def warm(self, committed_token_ids: Sequence[int]) -> None:
-        """Feeds all of these tokens but the last."""
+        """Feeds all of these tokens but the last, where there is room for them."""
         limit = min(len(committed_token_ids), self._proposer.context_limit) - 1
+        if not self._has_room(limit):
+            return
         self._rollback(committed_token_ids)
         if self.cached_length < limit:
             self._feed(committed_token_ids[self.cached_length : limit])
@@ -107,6 +112,10 @@ class DraftModelSession:
         """Frees the cache."""
         self._cache.free()
         self._proposer.forget(self)
+
+    def _has_room(self, num_tokens: int) -> bool:
+        """Whether the cache can grow to this many positions now."""
+        return self._cache.num_blocks_wanted(num_tokens) <= self._proposer.model.runner.pool.num_free_blocks
 
     def _num_behind(self, committed_token_ids: Sequence[int]) -> int:
         kept = common_prefix_length(self._cached_token_ids, committed_token_ids)

@@ -42,6 +42,7 @@ def greedy_continuation(proposer: DraftModelProposer, token_ids: Sequence[int], 
         cache = runner.new_cache()
         for start in range(0, len(text), 32):
             logits = runner.forward([Rows(cache, text[start : start + 32])])[0][-1]
+        cache.free()
         text.append(int(logits[: proposer.model.tokenizer.vocabulary_size].argmax()))
     return tuple(text[len(token_ids) :])
 
@@ -189,3 +190,21 @@ def test_closing_a_session_frees_its_cache(proposer: DraftModelProposer) -> None
     assert proposer.kv_bytes > before
     session.close()
     assert proposer.kv_bytes == before
+
+
+def test_where_other_sessions_take_the_memory_nothing_is_proposed_until_they_go(tiny_model_dir: Path) -> None:
+    budget_bytes = 10 * 16 * 2 * 2 * 64 * 4  # ten blocks of the tiny model's keys and values, at the most
+    model = load_model(str(tiny_model_dir), device="cpu", dtype="float32", kv_budget_bytes=budget_bytes)
+    proposer = DraftModelProposer(model)
+    room = 16 * model.runner.pool.num_blocks
+    first, second = new_session(proposer), new_session(proposer)
+    long_text = [token_id % 200 for token_id in range(room - 20)]
+    first.warm(long_text)
+    assert second.propose(PROMPT, 4).token_ids == greedy_continuation(proposer, PROMPT, 4)
+    longer = [*PROMPT, *long_text[:40]]
+    second.warm(longer)
+    assert second.backlog(longer) == 0  # it could not catch up, so nobody should ask it to
+    assert second.propose(longer, 4).token_ids == ()
+    first.close()
+    assert second.backlog(longer) > 0
+    assert second.propose(longer, 4).token_ids == greedy_continuation(proposer, longer, 4)

@@ -36,11 +36,11 @@ def numbers(cache: KVCache, storage: KVStorage) -> list[float]:
     found = []
     for slot in range(cache.length):
         block, place = cache.block_table[slot // 16], slot % 16
-        slots = torch.stack([*(keys[block, :, place] for keys in storage.keys)])
-        opposites = torch.stack([*(values[block, :, place] for values in storage.values)])
+        slots = torch.stack([keys[block, :, place] for keys in storage.keys])  # [N, H, D]
+        opposites = torch.stack([values[block, :, place] for values in storage.values])
         assert torch.equal(slots, -opposites)
-        assert len(slots.unique()) == 1
-        found.append(float(slots.flatten()[0]))
+        assert (slots == slots[0, 0, 0]).all()
+        found.append(float(slots[0, 0, 0]))
     return found
 
 
