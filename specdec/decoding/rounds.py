@@ -7,7 +7,7 @@ Shapes: K draft tokens of a round, V logit rows of the model; R the sum of 1 + K
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, islice
 
 import torch
 from torch import Tensor
@@ -134,12 +134,20 @@ def _logprobs(
     vocabulary_size: int,
 ) -> list[Sequence[PositionLogprobs]]:
     """Of each round that asks for them: accepted tokens, then the next token, each from the row before it."""
-    found: list[Sequence[PositionLogprobs]] = []
-    for round_, first_row, (nodes, next_token_id) in zip(rounds, first_rows, walks, strict=True):
-        if round_.num_logprobs is None:
-            found.append(())
-            continue
-        rows = [first_row, *(first_row + 1 + node for node in nodes)]
-        token_ids = [*(round_.draft.token_ids[node] for node in nodes), next_token_id]
-        found.append(token_logprobs(logits[rows], token_ids, round_.num_logprobs, vocabulary_size))
+    asking = [place for place, round_ in enumerate(rounds) if round_.num_logprobs is not None]
+    found: list[Sequence[PositionLogprobs]] = [()] * len(rounds)
+    if not asking:
+        return found
+    rows: list[int] = []
+    token_ids: list[int] = []
+    for place in asking:
+        nodes, next_token_id = walks[place]
+        rows += (first_rows[place], *(first_rows[place] + 1 + node for node in nodes))
+        token_ids += (*(rounds[place].draft.token_ids[node] for node in nodes), next_token_id)
+    most = max(rounds[place].num_logprobs or 0 for place in asking)
+    positions = iter(token_logprobs(logits, token_ids, most, vocabulary_size, rows))
+    for place in asking:
+        wanted = rounds[place].num_logprobs
+        of_round = list(islice(positions, 1 + len(walks[place][0])))
+        found[place] = [PositionLogprobs(told.chosen, told.alternatives[:wanted]) for told in of_round]
     return found
