@@ -198,13 +198,14 @@ def test_where_other_sessions_take_the_memory_nothing_is_proposed_until_they_go(
     proposer = DraftModelProposer(model)
     room = 16 * model.runner.pool.num_blocks
     first, second = new_session(proposer), new_session(proposer)
-    long_text = [token_id % 200 for token_id in range(room - 20)]
+    long_text = [token_id % 200 for token_id in range(room - 40)]
     first.warm(long_text)
     assert second.propose(PROMPT, 4).token_ids == greedy_continuation(proposer, PROMPT, 4)
-    longer = [*PROMPT, *long_text[:40]]
+    longer = [*PROMPT, *long_text[:60]]
     second.warm(longer)
     assert second.backlog(longer) == 0  # it could not catch up, so nobody should ask it to
     assert second.propose(longer, 4).token_ids == ()
     first.close()
     assert second.backlog(longer) > 0
+    second.warm(longer)
     assert second.propose(longer, 4).token_ids == greedy_continuation(proposer, longer, 4)
