@@ -11,7 +11,6 @@ from specdec.decoding.draft import DraftTokens
 from specdec.decoding.noise import Noise, Purpose
 from specdec.messages import SparseDistribution
 from specdec.params import AcceptanceRule, NextTokenKind
-from tests.unit.decoding.plain_law import plain_draw
 
 BONUS, RECOVERED, PLAIN = NextTokenKind.BONUS, NextTokenKind.RECOVERED, NextTokenKind.PLAIN
 NOISE = Noise(seed=1)
@@ -206,8 +205,13 @@ def test_a_repeated_sibling_is_rejected_by_one_hot():
 
 
 def test_a_draw_never_takes_a_token_of_probability_0():
-    probs = np.array([0.0, 0.25, 0.0, 0.75, 0.0])
-    assert [plain_draw(probs, uniform) for uniform in (0.0, 0.2499, 0.25, 0.5, 1 - 2.0**-53)] == [1, 1, 3, 3, 3]
+    scores = rows([0.0, 0.25, 0.0, 0.75, 0.0])
+
+    def drawn(uniform: float) -> int:
+        noise = SetNoise(numbers={(0, Purpose.TARGET_SAMPLE, 0): uniform})
+        return accept(AcceptanceRule.ONE_HOT, scores, DraftTokens(), noise, 0).next_token_id
+
+    assert [drawn(uniform) for uniform in (0.0, 0.2499, 0.25, 0.5, 1 - 2.0**-53)] == [1, 1, 3, 3, 3]
 
 
 def test_scores_that_do_not_fit_the_draft_raise():
