@@ -124,6 +124,7 @@ async def _tokenise(target: Target, command: OpenSession) -> list[int]:
     """The prompt's token ids; none where the command brings committed tokens, which begin with them."""
     if command.committed_token_ids:
         return []
+    target.tokenizer.require_short_enough(command.spec.prompt, target.info.context_limit)
     return await asyncio.to_thread(target.tokenizer.encode_prompt, command.spec.prompt)
 
 

@@ -13,9 +13,15 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from specdec.errors import EmptyPromptError, InvalidParameterError, ModelLoadError, TokenOutOfVocabularyError
+from specdec.errors import (
+    EmptyPromptError,
+    InvalidParameterError,
+    ModelLoadError,
+    PromptTooLongError,
+    TokenOutOfVocabularyError,
+)
 from specdec.model.text_pieces import TextPieces
-from specdec.params import ChatMessage, Prompt
+from specdec.params import ChatMessage, Prompt, is_chat
 
 _COMMON_ROLES = frozenset({"system", "user", "assistant"})
 
@@ -49,6 +55,7 @@ class TextTokenizer:
             if token != f"[PAD{token_id}]"  # what GGUF converters call the rows beyond the vocabulary
         }
         self.vocabulary_size = max(vocabulary.values(), default=-1) + 1
+        self._longest_token_chars = max((len(token) for token in vocabulary), default=1)
         own_end = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
         self.end_token_ids = frozenset({*own_end, *end_token_ids})
         self.fingerprint = _fingerprint(vocabulary, definition)
@@ -65,6 +72,22 @@ class TextTokenizer:
         except Exception as error:  # transformers raises what it likes here
             raise ModelLoadError(f"the tokenizer in {folder} cannot be read: {error}") from error
         return cls(tokenizer, _generation_end_token_ids(folder))
+
+    def require_short_enough(self, prompt: Prompt, context_limit: int) -> None:
+        """Raises PromptTooLongError for text so long that even the longest tokens could not bring it into the context,
+        and for more token ids than that. Costs nothing, where encoding takes seconds."""
+        if isinstance(prompt, str):
+            size, unit, limit = len(prompt), "characters", context_limit * self._longest_token_chars
+        elif is_chat(prompt):
+            size = sum(len(turn.content) for turn in prompt if isinstance(turn, ChatMessage))
+            unit, limit = "characters", context_limit * self._longest_token_chars
+        else:
+            size, unit, limit = len(prompt), "tokens", context_limit
+        if size > limit:
+            raise PromptTooLongError(
+                f"the prompt has {size} {unit}; the context takes {context_limit} tokens",
+                context_limit=str(context_limit),
+            )
 
     def encode_prompt(self, prompt: Prompt) -> list[int]:
         """Token ids of text as it is, of a conversation in the model's template, or the checked ids themselves.

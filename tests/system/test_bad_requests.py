@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import time
 
 import grpc
 import pytest
@@ -12,6 +13,7 @@ from specdec.messages import Delta, Finished, Started
 from specdec.params import ChatMessage, FinishReason, GenerationSpec, SamplingParams, StopCriteria
 from specdec.v1 import common_pb2, generation_pb2, generation_pb2_grpc, verifier_pb2
 from specdec.wire.channel import open_channel
+from specdec.wire.convert import generation_spec_to_pb
 from specdec.wire.interceptors import error_from_rpc
 from tests.system.hand_drafter import verifier_stub
 
@@ -70,6 +72,17 @@ async def test_a_prompt_that_does_not_fit_the_context_is_refused_with_the_number
     code, error = await reason_of(tiny_cluster, message)
     assert (code, error.reason) == ("INVALID_ARGUMENT", "PROMPT_TOO_LONG")
     assert error.metadata["context_limit"] == str(CONTEXT_LIMIT)
+
+
+@pytest.mark.parametrize("form", ["text", "chat"])
+async def test_a_text_of_megabytes_is_refused_before_anybody_reads_it(tiny_cluster, form):
+    megabytes = "x" * (10 << 20)
+    spec = GenerationSpec(megabytes if form == "text" else (ChatMessage("user", megabytes),))
+    began = time.monotonic()
+    code, error = await reason_of(tiny_cluster, generation_pb2.GenerateRequest(spec=generation_spec_to_pb(spec)))
+    assert (code, error.reason) == ("INVALID_ARGUMENT", "PROMPT_TOO_LONG")
+    assert error.metadata["context_limit"] == str(CONTEXT_LIMIT)
+    assert time.monotonic() - began < 5.0  # to encode it takes about ten seconds
 
 
 @pytest.mark.parametrize("token_id", [-1, 320, 2**31 - 1])

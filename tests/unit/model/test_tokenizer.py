@@ -5,9 +5,15 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from specdec.errors import EmptyPromptError, InvalidParameterError, ModelLoadError, TokenOutOfVocabularyError
+from specdec.errors import (
+    EmptyPromptError,
+    InvalidParameterError,
+    ModelLoadError,
+    PromptTooLongError,
+    TokenOutOfVocabularyError,
+)
 from specdec.model.tokenizer import TextTokenizer
-from specdec.params import ChatMessage
+from specdec.params import ChatMessage, Prompt
 from tests.unit.model.tiny import CHAT_TEMPLATE, END_TOKEN_ID, tiny_tokenizer
 
 
@@ -44,6 +50,24 @@ def test_a_token_id_that_no_text_has_is_refused(token_id: int) -> None:
 def test_an_empty_prompt_is_refused(prompt: str | tuple[int, ...]) -> None:
     with pytest.raises(EmptyPromptError):
         TextTokenizer(tiny_tokenizer()).encode_prompt(prompt)
+
+
+def test_a_prompt_that_no_tokens_could_bring_into_the_context_is_refused_unread() -> None:
+    tokenizer = TextTokenizer(tiny_tokenizer())
+    longest = "<|endoftext|>"
+    fits: list[Prompt] = [longest * 8, (ChatMessage("user", longest * 4), ChatMessage("user", longest * 4)), (7,) * 8]
+    for prompt in fits:
+        tokenizer.require_short_enough(prompt, 8)
+    assert len(tokenizer.encode_prompt(longest * 8)) == 8
+    too_long: list[Prompt] = [
+        longest * 8 + "x",
+        (ChatMessage("user", longest * 8), ChatMessage("user", "x")),
+        (7,) * 9,
+    ]
+    for prompt in too_long:
+        with pytest.raises(PromptTooLongError) as raised:
+            tokenizer.require_short_enough(prompt, 8)
+        assert raised.value.metadata == {"context_limit": "8"}
 
 
 def test_text_that_is_no_unicode_is_refused_without_being_quoted() -> None:
