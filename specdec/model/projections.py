@@ -42,13 +42,14 @@ class SharedProduct:
 class ProjectionSlice(nn.Module):
     """Stands in for one projection of a group: [..., I] to its columns of the product."""
 
-    def __init__(self, shared: SharedProduct, index: int, columns: slice) -> None:
+    def __init__(self, shared: SharedProduct, index: int, first_column: int, num_columns: int) -> None:
         super().__init__()
-        self.shared, self.index, self.columns = shared, index, columns
+        self.shared, self.index = shared, index
+        self.first_column, self.num_columns = first_column, num_columns
         self.linear = shared.linear  # found by who looks through the model's modules
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.shared.take(self.index, x)[..., self.columns]
+        return self.shared.take(self.index, x).narrow(-1, self.first_column, self.num_columns)
 
 
 class GatedMLP(nn.Module):
@@ -75,7 +76,7 @@ def fuse_projections(parent: nn.Module, names: Sequence[str], make_linear: MakeL
     end = 0
     for index, (name, linear) in enumerate(zip(names, linears, strict=True)):
         start, end = end, end + linear.out_features
-        setattr(parent, name, ProjectionSlice(shared, index, slice(start, end)))
+        setattr(parent, name, ProjectionSlice(shared, index, start, end - start))
     return True
 
 

@@ -18,6 +18,7 @@ from specdec.errors import ModelLoadError
 from specdec.model.activations import RowActivation, activate
 from specdec.model.experts import BareWeight, RowExperts, ScoreLinear, is_experts
 from specdec.model.linear import LinearKernel, RowLinear
+from specdec.model.norms import RMSNorm
 from specdec.model.projections import GROUPS, computes_gated_mlp, fuse_projections, gated_mlp, looks_like_gated_mlp
 from specdec.model.rotary import RotaryTable
 from specdec.model.row_counts import RowCounts
@@ -37,17 +38,6 @@ class UpcastEmbedding(nn.Module):
     def forward(self, token_ids: Tensor) -> Tensor:
         rows = F.embedding(token_ids, self.weight).to(self.compute_dtype)
         return rows if self.scale is None else rows * self.scale
-
-
-class FusedRMSNorm(nn.Module):
-    """One call in place of six. See `_rms_norm_weight` for where it stands in."""
-
-    def __init__(self, weight: nn.Parameter, epsilon: float) -> None:
-        super().__init__()
-        self.weight, self.epsilon, self.shape = weight, epsilon, tuple(weight.shape)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.shape, self.weight, self.epsilon)
 
 
 def swap_modules(model: PreTrainedModel, kernel: LinearKernel, body_counts: RowCounts, head_counts: RowCounts) -> None:
@@ -97,7 +87,7 @@ class _Swaps:
         if not self.on_cpu and (weight := _rms_norm_weight(module)) is not None:
             return _norm_of_independent_rows(weight, _epsilon(module))
         if self.kernel.compute_dtype == torch.float32 and (weight := _rms_norm_weight(module)) is not None:
-            return FusedRMSNorm(nn.Parameter(weight, requires_grad=False), _epsilon(module))
+            return RMSNorm(weight, _epsilon(module))
         if self.on_cpu and name in _ACTIVATION_NAMES:
             return RowActivation(module)
         if self.on_cpu and type(module).__name__.endswith("RotaryEmbedding"):

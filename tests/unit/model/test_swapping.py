@@ -8,10 +8,11 @@ from torch import nn
 from specdec.errors import ModelLoadError
 from specdec.model.activations import RowActivation
 from specdec.model.linear import RowLinear, choose_kernel
+from specdec.model.norms import RMSNorm
 from specdec.model.projections import GatedMLP, ProjectionSlice
 from specdec.model.rotary import RotaryTable
 from specdec.model.row_counts import RowCounts
-from specdec.model.swapping import FusedRMSNorm, UpcastEmbedding, swap_modules
+from specdec.model.swapping import UpcastEmbedding, swap_modules
 from tests.unit.model.tiny import tiny_model
 
 CPU = torch.device("cpu")
@@ -25,7 +26,7 @@ def test_every_linear_is_swapped_and_a_tied_output_layer_too() -> None:
     assert isinstance(model.lm_head, RowLinear)
     assert model.lm_head.counts is head
     assert isinstance(model.model.embed_tokens, UpcastEmbedding)
-    assert isinstance(model.model.norm, FusedRMSNorm)
+    assert isinstance(model.model.norm, RMSNorm)
     assert isinstance(model.model.rotary_emb, RotaryTable)
     layer = model.model.layers[1]
     assert isinstance(layer.mlp, GatedMLP)
@@ -41,7 +42,7 @@ def test_a_norm_that_scales_by_one_plus_weight_is_found_out() -> None:
     x = torch.randn(3, 64)
     expected = norm(x)
     swap_modules(model, choose_kernel(CPU, torch.float32), RowCounts(8), RowCounts(8))
-    assert isinstance(model.model.norm, FusedRMSNorm)
+    assert isinstance(model.model.norm, RMSNorm)
     torch.testing.assert_close(model.model.norm(x), expected)
 
 
@@ -49,7 +50,7 @@ def test_a_norm_that_is_neither_is_left_alone() -> None:
     model = tiny_model()
     model.model.norm.forward = lambda x: 2 * x
     swap_modules(model, choose_kernel(CPU, torch.float32), RowCounts(8), RowCounts(8))
-    assert not isinstance(model.model.norm, FusedRMSNorm)
+    assert not isinstance(model.model.norm, RMSNorm)
 
 
 def test_a_multilayer_perceptron_that_only_looks_gated_keeps_its_own_code() -> None:
