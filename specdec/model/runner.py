@@ -74,7 +74,7 @@ class ModelRunner:
         self.pool = BlockPool(_num_blocks(layout, self.kv_budget_bytes))
         self.storage = KVStorage(layout, self.pool.num_blocks)
         self._attention = paged_attention(self.storage, self.max_rows)
-        self._cuda = self._forward_on_cuda()
+        self.cuda_forward = self._forward_on_cuda()
         self._outputs = OutputBuffer(layout)
         self.model = model
         model.set_attn_implementation(ATTENTION_NAME)
@@ -109,9 +109,9 @@ class ModelRunner:
         """Layers run on these numbers of rows from now on. On CUDA one forward has no more than the largest, and each
         is recorded."""
         self.body_counts.use(counts)
-        if self._cuda is not None:
+        if self.cuda_forward is not None:
             self.max_rows = self.body_counts.largest
-            self._cuda.record(self.body_counts.counts)
+            self.cuda_forward.record(self.body_counts.counts)
 
     def new_cache(self, salt: bytes = b"") -> KVCache:
         """An empty cache. Prefixes are shared between caches of equal salt only."""
@@ -162,8 +162,8 @@ class ModelRunner:
             for rows, first_row in zip(batch, plan.first_rows.tolist(), strict=False)
             for row in range(rows.logits_from, len(rows.token_ids))
         ]
-        if self._cuda is not None:
-            return self._cuda.logits(plan, token_ids, wanted)
+        if self.cuda_forward is not None:
+            return self.cuda_forward.logits(plan, token_ids, wanted)
         padding = [0] * (len(plan.positions) - len(token_ids))
         positions = torch.from_numpy(plan.positions)
         return self._run_model(torch.tensor([token_ids + padding]), positions[None], torch.tensor(wanted).long(), plan)

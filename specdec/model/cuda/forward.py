@@ -40,17 +40,26 @@ class CudaForward:
         return self._forwards.shapes
 
     def record(self, row_counts: Sequence[int]) -> None:
-        """Records the forwards of these numbers of rows. Nothing of any session is read or written meanwhile."""
-        self._smallest_count = min(row_counts)
+        """Records the forwards of these numbers of rows, of none where there are none, in place of those before.
+
+        Nothing of any session is read or written meanwhile.
+        """
+        self._smallest_count = min(row_counts, default=self._smallest_count)
         self._attention.begin(idle_plan(1))
         self._forwards.record({(rows, wanted) for rows in row_counts for wanted in (self._smallest_count, rows)})
 
     def logits(self, plan: AttentionPlan, token_ids: Sequence[int], wanted_rows: Sequence[int]) -> Tensor:
-        """[W, V] float32, the caller's own. The plan is padded to an allowed number of rows."""
+        """[W, V] float32, the caller's own. The plan is padded to an allowed number of rows.
+
+        Returns when the device is done: how long forwards take is measured by the clock of who calls.
+        """
         num_rows, num_wanted = len(plan.num_keys), len(wanted_rows)
         self._attention.begin(plan, token_ids, wanted_rows)
         padded = self._smallest_count if num_wanted <= self._smallest_count else num_rows
-        return self._forwards.run(num_rows, min(padded, num_rows))[:num_wanted].clone()
+        logits = self._forwards.run(num_rows, min(padded, num_rows))[:num_wanted].clone()
+        if logits.is_cuda:
+            torch.cuda.current_stream(logits.device).synchronize()
+        return logits
 
     def _forward(self, num_rows: int, num_wanted: int) -> Tensor:
         attention = self._attention

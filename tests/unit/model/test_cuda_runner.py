@@ -24,8 +24,8 @@ def make_runner(monkeypatch: pytest.MonkeyPatch) -> tuple[ModelRunner, CudaForwa
     if DEVICE.type == "cpu":
         attention = CudaPagedAttention(runner.storage, max_rows=32)
         monkeypatch.setattr(runner, "_attention", attention)
-        monkeypatch.setattr(runner, "_cuda", CudaForward(runner._run_model, attention, RememberingRecorder()))
-    forward = runner._cuda
+        monkeypatch.setattr(runner, "cuda_forward", CudaForward(runner._run_model, attention, RememberingRecorder()))
+    forward = runner.cuda_forward
     assert forward is not None
     runner.use_row_counts([8, 16])
     return runner, forward
