@@ -261,6 +261,7 @@ class Drafters:
                 reason_to_drop = DropReason.SESSION_ENDED if ended else DropReason.DETACHED
                 self.drop_pending(session, attachment.pending, reason_to_drop)
             session.attachment = None
+            session.draft_budget = 0
             session.sink(AttachmentChange(attachment.attachment_id, AttachmentState.DETACHED, detach_reason=reason))
         attachment.stream.end(attachment)
         attachment.stream.send(Addressed(attachment.session_id, attachment.attachment_id, Detached(reason)))

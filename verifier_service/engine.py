@@ -294,8 +294,6 @@ class Engine:
         self._observer.preempted()
 
     def _run(self, planned: Sequence[SessionRows], started_at: float) -> None:
-        # Rounds before scored prompts before other prompts: so rows with logits are in this order too.
-        planned = sorted(planned, key=lambda rows: (not rows.is_round, not rows.session.is_scoring))
         for rows in planned:
             session = rows.session
             if session.last_commit_at is None:

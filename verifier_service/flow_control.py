@@ -25,9 +25,6 @@ class FlowControl:
     def assign(self, sessions: Collection[VerifierSession]) -> None:
         """Shares the draft rows of the next steps among the running sessions that have a drafter."""
         drafted = [session for session in sessions if session.attachment is not None]
-        for session in sessions:
-            if session.attachment is None:
-                session.draft_budget = 0
         if not drafted or self._policy.max_draft_tokens == 0:
             return
         num_uncached = sum(session.num_uncached - 1 for session in sessions)

@@ -97,7 +97,10 @@ class StepPlan:
 def plan_step(
     policy: SchedulerPolicy, sessions: Iterable[VerifierSession], shares: TenantShares, now: float
 ) -> StepPlan:
-    """The next step's rows over the admitted sessions, rounds before prompts."""
+    """The next step's rows over the admitted sessions: rounds, then prompts that are scored, then other prompts.
+
+    So rows that have logits stand before those that have none.
+    """
     rounds: list[SessionRows] = []
     prefills: list[VerifierSession] = []
     dropped: list[tuple[VerifierSession, PendingDraft, DropReason]] = []
@@ -174,11 +177,12 @@ def _plan_prefills(prefills: Sequence[VerifierSession], max_rows: int, shares: T
         more = min(_num_rows_wanted(session) - num_rows[session], rows_left)
         num_rows[session] += more
         rows_left -= more
-    return [
+    planned = [
         SessionRows(session, num, is_round=num == session.num_uncached and not session.is_scoring)
         for session, num in num_rows.items()
         if num > 0
     ]
+    return sorted(planned, key=lambda rows: (not rows.is_round, not rows.session.is_scoring))
 
 
 def _num_rows_wanted(session: VerifierSession) -> int:

@@ -26,6 +26,7 @@ class SharedPrefills:
 
     def __init__(self) -> None:
         self._running: dict[PromptStart, list[VerifierSession]] = {}
+        self._starts: dict[VerifierSession, PromptStart] = {}
         self._following: dict[VerifierSession, _Following] = {}
 
     def begin(self, session: VerifierSession) -> None:
@@ -33,15 +34,14 @@ class SharedPrefills:
         self._following.pop(session, None)
         if (start := _start_of(session.token_ids, session.tenant)) is not None:
             self._running.setdefault(start, []).append(session)
+            self._starts[session] = start
 
     def end(self, session: VerifierSession) -> None:
         """The session's prompt is computed, or never will be, or waits again."""
         self._following.pop(session, None)
-        start = _start_of(session.token_ids, session.tenant)
-        running = self._running.get(start, []) if start is not None else []
-        if start is not None and session in running:
-            running.remove(session)
-            if not running:
+        if (start := self._starts.pop(session, None)) is not None:
+            self._running[start].remove(session)
+            if not self._running[start]:
                 del self._running[start]
 
     def must_wait(self, session: VerifierSession) -> bool:
@@ -55,9 +55,7 @@ class SharedPrefills:
         return True
 
     def _is_ahead(self, following: _Following) -> bool:
-        start = _start_of(following.leader.token_ids, following.leader.tenant)
-        is_running = start is not None and following.leader in self._running.get(start, ())
-        return is_running and following.leader.cache.length < following.shared_length
+        return following.leader in self._starts and following.leader.cache.length < following.shared_length
 
     def _find_leader(self, session: VerifierSession) -> _Following | None:
         wanted = session.adoptable_token_ids

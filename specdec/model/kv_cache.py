@@ -16,7 +16,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec.model.block_pool import BLOCK_SIZE, BlockPool, OutOfBlocksError
+from specdec.model.block_pool import BLOCK_SIZE, BlockPool
+
+_HASH_BYTES = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +50,7 @@ class KVStorage:
         """Per layer, [blocks, H, 16, D]."""
         self.values = [layer[1] for layer in self._slots]
 
+    @torch.inference_mode()
     def copy_block(self, source: int, target: int) -> None:
         self._slots[:, :, target] = self._slots[:, :, source]
 
@@ -104,18 +107,17 @@ class KVCache:
         copies = sum(self._pool.num_holders(block) > 1 for block in self._blocks[self._length // BLOCK_SIZE :])
         return max(0, _num_blocks(num_slots) - len(self._blocks)) + copies
 
-    @torch.inference_mode()
     def reserve(self, num_slots: int) -> None:
-        """Makes the slots [length, num_slots) writable.
+        """Makes the slots [length, num_slots) writable: takes blocks, and a copy of a shared one.
 
         Raises ValueError beyond the context limit and OutOfBlocksError; then nothing has changed.
         """
         if num_slots > self.context_limit:
             raise ValueError(f"{num_slots} positions do not fit a context of {self.context_limit}")
-        if num_slots <= self._length:
-            return
-        fresh = self._pool.allocate(self.num_blocks_wanted(num_slots))
         first_written = self._length // BLOCK_SIZE
+        if num_slots <= self._length or (num_slots <= self.capacity and len(self._hashes) <= first_written):
+            return  # nearly always: what is to be written is the cache's own already
+        fresh = self._pool.allocate(self.num_blocks_wanted(num_slots))
         for index in range(first_written, len(self._blocks)):
             block = self._blocks[index]
             if self._pool.num_holders(block) > 1:
@@ -235,11 +237,5 @@ class KVCache:
         self._pool.release(dropped)
 
 
-_HASH_BYTES = 16
-
-
 def _num_blocks(num_slots: int) -> int:
     return -(-num_slots // BLOCK_SIZE)
-
-
-__all__ = ["BLOCK_SIZE", "CacheLayout", "KVCache", "KVStorage", "OutOfBlocksError"]
