@@ -42,13 +42,6 @@ class InvalidParameterError(SpecdecError):
     status = "INVALID_ARGUMENT"
 
 
-class UnsupportedParameterError(SpecdecError):
-    """A known parameter that this server does not honour; `field` in the metadata names it."""
-
-    reason = "UNSUPPORTED_PARAMETER"
-    status = "INVALID_ARGUMENT"
-
-
 class MalformedRequestError(SpecdecError):
     reason = "MALFORMED_REQUEST"
     status = "INVALID_ARGUMENT"

@@ -32,8 +32,6 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """INVALID_ARGUMENT: a token id is outside [0, vocabulary size)."""
     ERROR_REASON_INVALID_PARAMETER: _ErrorReason.ValueType  # 4
     """INVALID_ARGUMENT: a parameter is negative, not finite, too large or contradicts another; metadata "field" names it."""
-    ERROR_REASON_UNSUPPORTED_PARAMETER: _ErrorReason.ValueType  # 5
-    """INVALID_ARGUMENT: a parameter is known and not supported by this server; metadata "field" names it."""
     ERROR_REASON_UNKNOWN_MODEL: _ErrorReason.ValueType  # 6
     """NOT_FOUND: no server holds the model that was asked for."""
     ERROR_REASON_UNKNOWN_SESSION: _ErrorReason.ValueType  # 7
@@ -88,8 +86,6 @@ ERROR_REASON_TOKEN_OUT_OF_VOCABULARY: ErrorReason.ValueType  # 3
 """INVALID_ARGUMENT: a token id is outside [0, vocabulary size)."""
 ERROR_REASON_INVALID_PARAMETER: ErrorReason.ValueType  # 4
 """INVALID_ARGUMENT: a parameter is negative, not finite, too large or contradicts another; metadata "field" names it."""
-ERROR_REASON_UNSUPPORTED_PARAMETER: ErrorReason.ValueType  # 5
-"""INVALID_ARGUMENT: a parameter is known and not supported by this server; metadata "field" names it."""
 ERROR_REASON_UNKNOWN_MODEL: ErrorReason.ValueType  # 6
 """NOT_FOUND: no server holds the model that was asked for."""
 ERROR_REASON_UNKNOWN_SESSION: ErrorReason.ValueType  # 7
