@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from specdec.decoding.acceptance import Acceptance, acceptance
+from specdec.decoding.device_rows import HostRows
 from specdec.decoding.draft import DraftTokens
 from specdec.decoding.history import TokenHistory
 from specdec.decoding.logprobs import token_logprobs
@@ -24,6 +25,8 @@ from specdec.messages import PositionLogprobs, SparseDistribution
 from specdec.params import AcceptanceRule, SamplingParams
 
 __all__ = ["RoundDecision", "RoundInput", "TokenHistory", "decide_rounds", "token_logprobs", "warm_up"]
+
+_HOST_ROWS = HostRows()
 
 
 class NotANumberError(ArithmeticError):
@@ -81,7 +84,8 @@ def walk_from_device(
     walks: list[tuple[list[int], int]] = [([], NOTHING)] * len(rounds)
     plain = {place for place, round_ in enumerate(rounds) if _is_plain_greedy(round_)}
     if plain:
-        best_token_ids = logits[:, :vocabulary_size].argmax(dim=-1).tolist()  # the lowest id among equals
+        best = logits[:, :vocabulary_size].max(dim=-1)  # the lowest id among equals, and NaN where a row has any
+        best_token_ids = torch.where(best.values.isfinite(), best.indices, NOTHING).tolist()
         for place in plain:
             walks[place] = _walk_greedy(rounds[place].draft, best_token_ids[first_rows[place] :])
     others = [place for place in range(len(rounds)) if place not in plain]
@@ -89,8 +93,7 @@ def walk_from_device(
         ranges = [
             range(first_rows[place], first_rows[place] + 1 + len(rounds[place].draft.token_ids)) for place in others
         ]
-        rows = torch.tensor([row for range_ in ranges for row in range_])
-        on_host = logits.index_select(0, rows.to(logits.device)).cpu()
+        on_host = _HOST_ROWS.take(logits, [row for range_ in ranges for row in range_])
         starts = list(accumulate(map(len, ranges), initial=0))[:-1]
         found = walk_rounds([rounds[place] for place in others], starts, on_host, vocabulary_size)
         for place, walk in zip(others, found, strict=True):

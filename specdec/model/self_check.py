@@ -81,9 +81,11 @@ def _find_row_counts(runner: ModelRunner) -> None:
         if isinstance(module, RowLinear) and module is not head:
             body.setdefault((module.in_features, module.out_features), module)
     dtype, device = kernel.compute_dtype, runner.device
+    head_candidates = _HEAD_CANDIDATES if device.type == "cpu" else frozenset(kernel.candidate_rows)
+    head_candidates |= set(kernel.reference_rows)
     for counts, layers, candidates, places in (
         (runner.body_counts, list(body.values()), set(kernel.candidate_rows), _PLACES),
-        (runner.head_counts, [head], _HEAD_CANDIDATES | set(kernel.reference_rows), _PLACES[-1:]),
+        (runner.head_counts, [head], head_candidates, _PLACES[-1:]),
     ):
         allowed = sorted(candidates & set(kernel.candidate_rows))
         safe = safe_row_counts(layers, allowed, kernel.reference_rows, places, dtype, device)
