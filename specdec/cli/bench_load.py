@@ -17,6 +17,7 @@ from specdec.cli.failures import EXIT_FAILED, EXIT_INTERRUPTED, UsageError, fail
 from specdec.cli.until_signal import run_until_signal
 
 if TYPE_CHECKING:
+    from specdec.bench.load_figures import ForwardTime
     from specdec.bench.load_plan import LoadPlan
     from specdec.bench.load_report import LoadRecording
     from specdec.bench.load_run import Generate, LoadSubject
@@ -39,7 +40,8 @@ class _Options:
     num_prompt_tokens: int | None
     output_timeout_s: float
     profile: Path | None
-    profiler: str = ""
+    profiler: str
+    forward_time: "ForwardTime | None"
 
 
 def bench_load(
@@ -74,6 +76,7 @@ def bench_load(
     from specdec.bench.load_plan import LoadPlan, parse_stream_counts
     from specdec.bench.plan import PlanError, parse_lanes
     from specdec.bench.profile import ProfilerError, find_profiler
+    from specdec.model.synthetic_options import is_synthetic, parse_synthetic
 
     with told_in_one_line():
         try:
@@ -88,7 +91,8 @@ def bench_load(
             profiler = find_profiler() if verifier_profile is not None else ""
         except (PlanError, ProfilerError) as error:
             raise UsageError(str(error)) from None
-        room = ("--max-sessions", str(max(plan.stream_counts)))
+        times = parse_synthetic(target).times if is_synthetic(target) else None
+        room = ("--max-sessions", str(2 * max(plan.stream_counts)))  # an output's end may still be tidied up
         options = _Options(
             cluster=ClusterOptions(
                 model=target,
@@ -106,6 +110,7 @@ def bench_load(
             output_timeout_s=output_timeout_s,
             profile=verifier_profile,
             profiler=profiler,
+            forward_time=None if times is None else times.expected_s,
         )
         recording = _new_recording(options)
         if verifier_profile is not None:
@@ -251,11 +256,8 @@ def _finish(options: _Options, recording: "LoadRecording", json_path: Path | Non
     from specdec.bench.load_display import load_table
     from specdec.bench.load_report import build_load_report
     from specdec.bench.report_file import write_report
-    from specdec.model.synthetic_options import is_synthetic, parse_synthetic
 
-    target = options.cluster.model
-    forward_time = parse_synthetic(target).times.expected_s if is_synthetic(target) else None
-    report = build_load_report(recording, forward_time)
+    report = build_load_report(recording, options.forward_time)
     if json_path is not None and recording.cells:
         write_report(json_path, report)
     if report["runs"]:

@@ -10,12 +10,14 @@ refuses to know caches, sessions and time.
 Legend: M rows of the forward, W rows with logits, V vocabulary.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from specdec.kernel_cache import kept_by_content
 from specdec.model.block_pool import BLOCK_SIZE
 
 NUM_STRETCHES = 1 << 16
@@ -30,7 +32,12 @@ _ANOTHER_TARGET = np.uint64(0xD1B54A32D192ED03)
 _UNIT = 2.0**-53
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _compiled(function: Callable[..., Any]) -> Any:
+    with kept_by_content(function) as can_be_kept:
+        return njit(cache=can_be_kept, nogil=True)(function)
+
+
+@_compiled
 def mixed(bits: Any, salt: Any) -> Any:
     """SplitMix64's finaliser: 64 bits that depend on all bits of both."""
     bits = (bits ^ (salt * _GAMMA)) + _GAMMA
@@ -39,7 +46,7 @@ def mixed(bits: Any, salt: Any) -> Any:
     return bits ^ (bits >> np.uint64(31))
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@_compiled
 def append_states(
     seed: Any,
     token_ids: Any,
@@ -70,7 +77,7 @@ def append_states(
         slots[write_slots[row]] = state
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@_compiled
 def write_logits(
     states: Any, noise: Any, first_word_id: int, end_token_id: int, acceptance: float, end_rate: float, logits: Any
 ) -> None:
@@ -96,7 +103,7 @@ def write_logits(
         logits[row, end_token_id] = height + 10.0 if ends else IMPOSSIBLE
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@_compiled
 def _unit(bits: Any) -> float:
     return np.float64(bits >> np.uint64(11)) * _UNIT
 
