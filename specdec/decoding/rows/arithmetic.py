@@ -73,7 +73,7 @@ def score_of(rank: np.int32) -> np.float32:
 
 @exact
 def block_max(block: Floats) -> np.float32:
-    """The greatest of at most BLOCK scores."""
+    """The greatest of some scores; a NaN, if its sign is positive, is greater than any."""
     best = rank_of(IMPOSSIBLE)
     for index in range(len(block)):
         best = max(best, rank_of(block[index]))
@@ -83,13 +83,9 @@ def block_max(block: Floats) -> np.float32:
 @exact
 def block_maxima(scores: Floats, maxima: Floats) -> np.float32:
     """Fills the maximum of every block; returns that of the row."""
-    best = IMPOSSIBLE
     for block in range(len(maxima)):
-        maximum = block_max(scores[block * BLOCK : (block + 1) * BLOCK])
-        maxima[block] = maximum
-        if maximum > best:
-            best = maximum
-    return best
+        maxima[block] = block_max(scores[block * BLOCK : (block + 1) * BLOCK])
+    return block_max(maxima)
 
 
 _ROUNDER_32 = np.float32(1.5 * 2**23)

@@ -98,31 +98,35 @@ class _Batch:
         logits = logits.float() if logits.stride(-1) == 1 else logits.float().contiguous()
         num_threads = torch.get_num_threads()
         workspace = _workspace(num_threads, -(-self._vocabulary_size // BLOCK))
-        batch = np.zeros(1, dtype=BATCH)
-        values = {
-            "vocabulary_size": self._vocabulary_size,
-            "num_rounds": len(self._rounds),
-            "rounds": self._rounds,
-            "num_rows": len(logits),
-            "logits": logits,
-            "row_stride": logits.stride(0),
-            "scores": scores,
-            "num_nodes": len(self._nodes),
-            "nodes": self._node_records,
-            "num_depths": len(self._depths),
-            "depths": np.array(self._depths, dtype=DEPTH),
-            "num_listed": len(self._listed_ids),
-            "listed_ids": np.array(self._listed_ids, dtype=np.int32),
-            "listed_biases": np.array(self._biases, dtype=np.float32),
-            "num_drafted": self._num_drafted,
-            "drafted_ids": _joined(self._drafted_ids, np.int32),
-            "drafted_probs": _joined(self._drafted_probs, np.float64),
-            "num_threads": num_threads,
-            "paths": np.empty((num_threads, 2, len(self._nodes)), dtype=np.int32),
-            **workspace,
-        }
-        for name, value in values.items():
-            batch[name] = _address(value)
+        depths = np.array(self._depths, dtype=DEPTH)
+        listed_ids = np.array(self._listed_ids, dtype=np.int32)
+        listed_biases = np.array(self._biases, dtype=np.float32)
+        drafted_ids = _joined(self._drafted_ids, np.int32)
+        drafted_probs = _joined(self._drafted_probs, np.float64)
+        paths = np.empty((num_threads, 2, len(self._nodes)), dtype=np.int32)
+        record = (
+            self._vocabulary_size,
+            len(self._rounds),
+            self._rounds.ctypes.data,
+            len(logits),
+            logits.data_ptr(),
+            logits.stride(0),
+            0 if scores is None else scores.data_ptr(),
+            len(self._nodes),
+            self._node_records.ctypes.data,
+            len(depths),
+            depths.ctypes.data,
+            len(listed_ids),
+            listed_ids.ctypes.data,
+            listed_biases.ctypes.data,
+            self._num_drafted,
+            drafted_ids.ctypes.data,
+            drafted_probs.ctypes.data,
+            num_threads,
+            *workspace,
+            paths.ctypes.data,
+        )
+        batch = np.array([record], dtype=BATCH)
         openmp.run(kernel, batch, alone=len(self._rounds) <= _FEW_ROWS)
 
     def decisions(self) -> list[tuple[list[int], int]]:
@@ -227,26 +231,21 @@ _NOTHING_SEEN = (np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int32))
 _per_thread = threading.local()
 
 
-def _workspace(num_threads: int, num_blocks: int) -> dict[str, NDArray[Any]]:
-    """Memory that the kernels work in, kept: fresh pages would cost as much as the work."""
+def _workspace(num_threads: int, num_blocks: int) -> Sequence[int]:
+    """Addresses of memory that the kernels work in, kept: fresh pages would cost as much as the work."""
     key = (num_threads, num_blocks)
     if getattr(_per_thread, "key", None) != key:
         _per_thread.key = key
-        _per_thread.workspace = {
-            "floats": np.empty((num_threads, 3, num_blocks * BLOCK), dtype=np.float32),
-            "maxima": np.empty((num_threads, num_blocks), dtype=np.float32),
-            "sums": np.empty((num_threads, num_blocks), dtype=np.float64),
-            "candidates": np.empty((num_threads, num_blocks * BLOCK), dtype=np.int32),
-            "buckets": np.empty((num_threads, DIGIT_BUCKETS), dtype=np.float64),
-        }
-    workspace: dict[str, NDArray[Any]] = _per_thread.workspace
-    return workspace
-
-
-def _address(value: Any) -> int:
-    if isinstance(value, Tensor):
-        return value.data_ptr()
-    return value.ctypes.data if isinstance(value, np.ndarray) else value or 0
+        _per_thread.memory = (
+            np.empty((num_threads, 3, num_blocks * BLOCK), dtype=np.float32),  # floats
+            np.empty((num_threads, num_blocks), dtype=np.float32),  # maxima
+            np.empty((num_threads, num_blocks), dtype=np.float64),  # sums
+            np.empty((num_threads, num_blocks * BLOCK), dtype=np.int32),  # candidates
+            np.empty((num_threads, DIGIT_BUCKETS), dtype=np.float64),  # buckets
+        )
+        _per_thread.addresses = tuple(array.ctypes.data for array in _per_thread.memory)
+    addresses: Sequence[int] = _per_thread.addresses
+    return addresses
 
 
 def _joined(parts: list[NDArray[Any]], dtype: type) -> NDArray[Any]:

@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from specdec.decoding.noise import GAMMA, MAX_GUMBEL, MULTIPLIER_1, MULTIPLIER_2, gumbel_of, splitmix64
-from specdec.decoding.rows.arithmetic import BLOCK, Floats, bits_of_float64, block_max, exact
+from specdec.decoding.rows.arithmetic import BLOCK, IMPOSSIBLE, Floats, bits_of_float64, block_max, exact
 
 _SIGN = np.uint64(1 << 63)
 _LN2 = math.log(2)
@@ -18,8 +18,10 @@ _MARGIN = 1e-9
 
 @exact
 def best_token(scores: Floats, maxima: Floats) -> int:
-    """The lowest id among those of the highest score; -1 where no score is a number."""
+    """The lowest id among those of the highest score; -1 where none is possible."""
     best = block_max(maxima)
+    if best == IMPOSSIBLE:
+        return -1
     for number in range(len(maxima)):
         if maxima[number] == best:
             first = number * BLOCK
@@ -32,7 +34,7 @@ def best_token(scores: Floats, maxima: Floats) -> int:
 
 @exact
 def coupled_token(scores: Floats, maxima: Floats, key: np.uint64) -> int:
-    """argmax(score + gumbel), the lowest id among equals; -1 where no score is a number.
+    """argmax(score + gumbel), the lowest id among equals; -1 where none is possible.
 
     A block is looked into only if its best score with its best noise could win, by a bound that takes no logarithm.
     """

@@ -11,7 +11,7 @@ GREEDY, COUPLED, RESIDUAL = 0, 1, 2
 """How rows are decided: `one_hot` and `rejection` are one rule with different distributions."""
 
 NOTHING = -1
-"""The next token where the logits are not numbers."""
+"""The next token where no token is possible: the logits are not finite."""
 
 ROUND = np.dtype(
     [

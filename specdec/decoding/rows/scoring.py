@@ -19,7 +19,8 @@ from specdec.decoding.rows.truncation import DIGIT_BUCKETS, truncate
 def score_row(batch: Any, round_: Any, row: int, depth: int, scores: Floats, maxima: Floats, part: int) -> Floats:
     """The scores [N] of a row, and the maxima of its blocks; the logits themselves where no parameter is on.
 
-    A block whose maximum is -inf is impossible as a whole: its scores are not to be looked at.
+    A block whose maximum is -inf is impossible as a whole: its scores are not to be looked at. So are all blocks where
+    the logits are not finite.
     """
     num_tokens = batch.vocabulary_size
     all_logits = carray(openmp.pointer(batch.logits), (batch.num_rows, batch.row_stride), np.float32)
@@ -57,20 +58,29 @@ def score_row(batch: Any, round_: Any, row: int, depth: int, scores: Floats, max
             floats[part, 2],
         )
     best = block_maxima(logits, maxima)
+    if not abs(best) < np.inf:
+        maxima[:] = IMPOSSIBLE
+        return logits  # type: ignore[no-any-return]
     truncates = round_.rule != GREEDY and (round_.min_p > 0 or round_.top_k > 0 or round_.top_p < 1)
     if round_.rule != GREEDY and round_.temperature != 1:
         temper(logits, round_.temperature, scores, maxima, best)
-        logits = scores
-    elif truncates and not is_edited:
-        scores[:] = logits
         logits = scores
     if truncates:
         floats = carray(openmp.pointer(batch.floats), (batch.num_threads, 3, len(maxima) * BLOCK), np.float32)
         candidates = carray(openmp.pointer(batch.candidates), (batch.num_threads, len(maxima) * BLOCK), np.int32)
         buckets = carray(openmp.pointer(batch.buckets), (batch.num_threads, DIGIT_BUCKETS), np.float64)
         truncate(
-            scores, maxima, round_.min_p, round_.top_k, round_.top_p, candidates[part], floats[part, 1], buckets[part]
+            logits,
+            maxima,
+            round_.min_p,
+            round_.top_k,
+            round_.top_p,
+            scores,
+            candidates[part],
+            floats[part, 1],
+            buckets[part],
         )
+        logits = scores
     return logits  # type: ignore[no-any-return]
 
 

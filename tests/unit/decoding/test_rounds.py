@@ -337,13 +337,15 @@ def test_rows_that_are_not_those_of_the_rounds_raise():
         decide_rounds([round_], torch.zeros((3, V)), N)
 
 
+@pytest.mark.parametrize("number", [math.nan, -math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("top_p", [0.9, 1.0])
 @pytest.mark.parametrize("rule", AcceptanceRule)
-def test_logits_that_are_not_numbers_name_the_rounds_that_have_them(rule: AcceptanceRule):
+def test_logits_that_are_not_finite_name_the_rounds_that_have_them(rule: AcceptanceRule, top_p: float, number: float):
     temperature = 0.0 if rule is AcceptanceRule.GREEDY else 0.5
-    params = SamplingParams(temperature=temperature, top_p=0.9, acceptance_rule=rule)
+    params = SamplingParams(temperature=temperature, top_p=top_p, acceptance_rule=rule)
     round_ = RoundInput(params, Noise(0), 1, DraftTokens(), TokenHistory(()))
     logits = torch.from_numpy(some_logits(4, 0))
-    logits[2] = math.nan
+    logits[2] = number
     with pytest.raises(NotANumberError) as caught:
         decide_rounds([round_] * 4, logits, N)
     assert caught.value.rounds == [2]
