@@ -126,9 +126,9 @@ class Admission:
 
     def _take_blocks(self, session: VerifierSession) -> bool:
         """Whether the session now has blocks for its committed tokens and one more, found in the cache or its own."""
-        if self._refused is not None and self._refused[0] is session and self._pool.num_free_blocks <= self._refused[1]:
-            return False  # nothing has become free since
         num_free = self._pool.num_free_blocks
+        if self.active and self._refused is not None and self._refused[0] is session and num_free <= self._refused[1]:
+            return False  # nothing has become free since
         cache = session.cache
         try:
             if self._limits.prefix_caching:

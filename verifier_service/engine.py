@@ -38,7 +38,7 @@ from verifier_service.session import SessionSink, TargetLimits, VerifierSession,
 log = logging.getLogger(__name__)
 
 IDLE_CHECK_INTERVAL_S = 10.0
-"""The cache's books are checked no more often than this, and only while nothing is open."""
+"""The cache's books are checked no more often than this, and only where nothing is open and something was."""
 
 
 class Engine:
@@ -86,7 +86,8 @@ class Engine:
         self._num_arrivals = 0
         self._num_served = 0
         self._draining = False
-        self._checked_at: float | None = None
+        self._checked_at = -IDLE_CHECK_INTERVAL_S
+        self._is_checked = True
 
     def load(self) -> Load:
         """How busy the engine is. May be called from any thread: counts may be one step old."""
@@ -203,6 +204,7 @@ class Engine:
         self._admission.remove(session)
         self._flow.forget(session)
         del self._open[session.session_id]
+        self._is_checked = False
         self._observer.sessions(len(self._admission.active), self._admission.num_waiting)
 
     def _fail(self, session: VerifierSession) -> None:
@@ -357,9 +359,9 @@ class Engine:
                 self._fail(session)
 
     def _check_when_idle(self, now: float) -> None:
-        if self._checked_at is not None and now - self._checked_at < IDLE_CHECK_INTERVAL_S:
+        if self._is_checked or now - self._checked_at < IDLE_CHECK_INTERVAL_S:
             return
-        self._checked_at = now
+        self._is_checked, self._checked_at = True, now
         try:
             self.check_cache()
         except BlockLeakError:
