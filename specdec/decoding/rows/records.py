@@ -78,7 +78,7 @@ BATCH = np.dtype(
         ("drafted_ids", np.uintp),  # int32
         ("drafted_probs", np.uintp),  # float64, each distribution's sum is 1
         ("num_threads", np.int64),
-        ("floats", np.uintp),  # [T, 3, B * BLOCK] float32: scores, weights, and what a penalty found
+        ("floats", np.uintp),  # [T, 3, B * BLOCK] float32: scores; weights; logits that were edited
         ("maxima", np.uintp),  # [T, B] float32
         ("sums", np.uintp),  # [T, B] float64
         ("candidates", np.uintp),  # [T, B * BLOCK] int32

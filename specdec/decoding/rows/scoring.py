@@ -25,6 +25,8 @@ def score_row(batch: Any, round_: Any, row: int, depth: int, scores: Floats, max
     num_tokens = batch.vocabulary_size
     all_logits = carray(openmp.pointer(batch.logits), (batch.num_rows, batch.row_stride), np.float32)
     logits = all_logits[row, :num_tokens]
+    floats = carray(openmp.pointer(batch.floats), (batch.num_threads, 3, len(maxima) * BLOCK), np.float32)
+    edited = floats[part, 2, :num_tokens]  # apart from `scores`: a step from one array to another is vectorised
     listed = carray(openmp.pointer(batch.listed_ids), (batch.num_listed,), np.int32)
     end_allowed = round_.first_listed + round_.num_allowed
     end_banned = end_allowed + round_.num_banned
@@ -33,21 +35,20 @@ def score_row(batch: Any, round_: Any, row: int, depth: int, scores: Floats, max
     is_penalised = round_.num_seen > 0 or (depth > 0 and round_.penalises)
     is_edited = end_biased > round_.first_listed or is_penalised
     if round_.num_allowed > 0:
-        keep_only(logits, listed[round_.first_listed : end_allowed], scores)
+        keep_only(logits, listed[round_.first_listed : end_allowed], edited)
     elif is_edited:
-        scores[:] = logits
+        edited[:] = logits
     if is_edited:
-        ban(scores, listed[end_allowed:end_banned])
+        ban(edited, listed[end_allowed:end_banned])
         if depth < round_.num_early:
-            ban(scores, listed[end_banned:end_suppressed])
+            ban(edited, listed[end_banned:end_suppressed])
         biases = carray(openmp.pointer(batch.listed_biases), (batch.num_listed,), np.float32)
-        add_biases(scores, listed[end_suppressed:end_biased], biases[end_suppressed:end_biased])
-        logits = scores
+        add_biases(edited, listed[end_suppressed:end_biased], biases[end_suppressed:end_biased])
+        logits = edited
     if is_penalised:
-        floats = carray(openmp.pointer(batch.floats), (batch.num_threads, 3, len(maxima) * BLOCK), np.float32)
         paths = carray(openmp.pointer(batch.paths), (batch.num_threads, 2, batch.num_nodes), np.int32)
         penalise(
-            scores,
+            edited,
             carray(openmp.pointer(round_.seen_ids), (round_.num_seen,), np.int32),
             carray(openmp.pointer(round_.seen_counts), (round_.num_seen,), np.int32),
             paths[part, 0, :depth],
@@ -55,7 +56,7 @@ def score_row(batch: Any, round_: Any, row: int, depth: int, scores: Floats, max
             round_.repetition_penalty,
             round_.presence_penalty,
             round_.frequency_penalty,
-            floats[part, 2],
+            floats[part, 1],
         )
     best = block_maxima(logits, maxima)
     if not abs(best) < np.inf:
@@ -66,7 +67,6 @@ def score_row(batch: Any, round_: Any, row: int, depth: int, scores: Floats, max
         temper(logits, round_.temperature, scores, maxima, best)
         logits = scores
     if truncates:
-        floats = carray(openmp.pointer(batch.floats), (batch.num_threads, 3, len(maxima) * BLOCK), np.float32)
         candidates = carray(openmp.pointer(batch.candidates), (batch.num_threads, len(maxima) * BLOCK), np.int32)
         buckets = carray(openmp.pointer(batch.buckets), (batch.num_threads, DIGIT_BUCKETS), np.float64)
         truncate(
