@@ -30,10 +30,13 @@ def find_profiler() -> str:
 
 @contextlib.asynccontextmanager
 async def profiled(profiler: str, pid: int, path: Path) -> AsyncIterator[None]:
-    """Samples all threads of a process that are not asleep, and writes stacks and counts to `path` at the end."""
+    """Samples whichever thread of a process holds the interpreter, and writes stacks and counts to `path` at the end.
+
+    Compiled loops and sleeps, which let it go, are not in it.
+    """
     arguments = ["record", "--pid", str(pid), "--rate", str(RATE_HZ), "--duration", str(_MAX_DURATION_S)]
     process = await asyncio.create_subprocess_exec(
-        *(profiler, *arguments, "--threads", "--format", "raw", "--output", str(path)),
+        *(profiler, *arguments, "--gil", "--threads", "--format", "raw", "--output", str(path)),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
@@ -59,7 +62,7 @@ def read_profile(path: Path) -> dict[str, Any]:
 
 
 def summarise(text: str) -> dict[str, Any]:
-    """Shares of all samples: by thread, by the function that ran, and by functions that were on the stack."""
+    """Shares of all samples: by thread, by the function that ran, and by functions of ours that were on the stack."""
     threads, own, total = Counter[str](), Counter[str](), Counter[str]()
     num_samples = 0
     for line in text.splitlines():
@@ -72,7 +75,7 @@ def summarise(text: str) -> dict[str, Any]:
         threads[thread.partition(": ")[2] or thread] += int(count)
         if functions:
             own[functions[-1]] += int(count)
-        for function in set(functions):
+        for function in set(filter(_is_ours, functions)):
             total[function] += int(count)
     return {
         "num_samples": num_samples,
@@ -81,6 +84,10 @@ def summarise(text: str) -> dict[str, Any]:
         "own": _shares(own, num_samples),
         "total": _shares(total, num_samples),
     }
+
+
+def _is_ours(function: str) -> bool:
+    return function.partition("(")[2].startswith(("specdec/", "verifier_service/"))
 
 
 def _shares(counts: Counter[str], num_samples: int) -> dict[str, float]:
