@@ -14,22 +14,39 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from numba import config
+
+COMPILE_TIMEOUT_S = 300.0
+"""A process waits this long for another one that compiles the same kernel, then compiles it for itself."""
 
 
 @contextlib.contextmanager
 def kept_by_content(function: Any) -> Iterator[bool]:
-    """Within, numba keeps what it compiles of `function` in the folder; says whether that can be written."""
+    """Within, numba keeps what it compiles of `function` in the folder; says whether that can be written.
+
+    Processes that start together compile a kernel once: the others wait and find it.
+    """
     folder = _root() / _digest(function.__module__)
     before = config.CACHE_DIR
+    with contextlib.ExitStack() as stack:
+        can_be_kept = _prepare(folder)
+        if can_be_kept:
+            with contextlib.suppress(Timeout):
+                stack.enter_context(FileLock(folder / f"{function.__name__}.lock", timeout=COMPILE_TIMEOUT_S))
+            config.CACHE_DIR = str(folder)
+        try:
+            yield can_be_kept
+        finally:
+            config.CACHE_DIR = before
+
+
+def _prepare(folder: Path) -> bool:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        config.CACHE_DIR = str(folder)
-        yield os.access(folder, os.W_OK)
     except OSError:
-        yield False
-    finally:
-        config.CACHE_DIR = before
+        return False
+    return os.access(folder, os.W_OK)
 
 
 def _root() -> Path:
