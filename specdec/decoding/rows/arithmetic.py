@@ -22,6 +22,7 @@ Ids = NDArray[np.int32]
 
 BLOCK = 64
 IMPOSSIBLE = np.float32(-math.inf)
+_NAN = np.float32(math.nan)
 
 
 def exact(function: F) -> F:
@@ -73,7 +74,7 @@ def score_of(rank: np.int32) -> np.float32:
 
 @exact
 def block_max(block: Floats) -> np.float32:
-    """The greatest of some scores; a NaN, if its sign is positive, is greater than any."""
+    """The greatest of some scores that are numbers."""
     best = rank_of(IMPOSSIBLE)
     for index in range(len(block)):
         best = max(best, rank_of(block[index]))
@@ -81,11 +82,21 @@ def block_max(block: Floats) -> np.float32:
 
 
 @exact
+def _block_max_or_nan(block: Floats) -> np.float32:
+    """The greatest of some scores; NaN where one is that, of either sign: processors make negative ones."""
+    best = worst = rank_of(IMPOSSIBLE)  # a NaN is beyond the infinity of its sign
+    for index in range(len(block)):
+        rank = rank_of(block[index])
+        best, worst = max(best, rank), min(worst, rank)
+    return score_of(best) if worst == rank_of(IMPOSSIBLE) else _NAN
+
+
+@exact
 def block_maxima(scores: Floats, maxima: Floats) -> np.float32:
-    """Fills the maximum of every block; returns that of the row."""
+    """Fills the maximum of every block; returns that of the row, NaN where any score is."""
     for block in range(len(maxima)):
-        maxima[block] = block_max(scores[block * BLOCK : (block + 1) * BLOCK])
-    return block_max(maxima)
+        maxima[block] = _block_max_or_nan(scores[block * BLOCK : (block + 1) * BLOCK])
+    return block_max(maxima)  # a NaN without a sign is greater than any number
 
 
 _ROUNDER_32 = np.float32(1.5 * 2**23)

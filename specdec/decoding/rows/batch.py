@@ -104,6 +104,7 @@ class _Batch:
         drafted_ids = _joined(self._drafted_ids, np.int32)
         drafted_probs = _joined(self._drafted_probs, np.float64)
         paths = np.empty((num_threads, 2, len(self._nodes)), dtype=np.int32)
+        path_scores = np.empty((num_threads, len(self._nodes)), dtype=np.float32)
         record = (
             self._vocabulary_size,
             len(self._rounds),
@@ -125,6 +126,7 @@ class _Batch:
             num_threads,
             *workspace,
             paths.ctypes.data,
+            path_scores.ctypes.data,
         )
         batch = np.array([record], dtype=BATCH)
         openmp.run(kernel, batch, alone=len(self._rounds) <= _FEW_ROWS)

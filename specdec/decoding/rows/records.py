@@ -84,6 +84,7 @@ BATCH = np.dtype(
         ("candidates", np.uintp),  # [T, B * BLOCK] int32
         ("buckets", np.uintp),  # [T, DIGIT_BUCKETS] float64
         ("paths", np.uintp),  # [T, 2, num_nodes] int32: tokens accepted, and their counts
+        ("path_scores", np.uintp),  # [T, num_nodes] float32: of those tokens, before they are penalised
     ],
     align=True,
 )

@@ -47,6 +47,7 @@ def score_row(batch: Any, round_: Any, row: int, depth: int, scores: Floats, max
         logits = edited
     if is_penalised:
         paths = carray(openmp.pointer(batch.paths), (batch.num_threads, 2, batch.num_nodes), np.int32)
+        path_scores = carray(openmp.pointer(batch.path_scores), (batch.num_threads, batch.num_nodes), np.float32)
         penalise(
             edited,
             carray(openmp.pointer(round_.seen_ids), (round_.num_seen,), np.int32),
@@ -56,7 +57,7 @@ def score_row(batch: Any, round_: Any, row: int, depth: int, scores: Floats, max
             round_.repetition_penalty,
             round_.presence_penalty,
             round_.frequency_penalty,
-            floats[part, 1],
+            path_scores[part],
         )
     best = block_maxima(logits, maxima)
     if not abs(best) < np.inf:

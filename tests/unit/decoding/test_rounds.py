@@ -351,6 +351,27 @@ def test_logits_that_are_not_finite_name_the_rounds_that_have_them(rule: Accepta
     assert caught.value.rounds == [2]
 
 
+@pytest.mark.parametrize("number", [math.nan, -math.nan, math.inf])
+@pytest.mark.parametrize("rule", AcceptanceRule)
+def test_one_logit_that_is_no_number_is_found_in_its_row(rule: AcceptanceRule, number: float):
+    """Of either sign: what processors make of infinity less infinity is negative."""
+    params = SamplingParams(temperature=0.0 if rule is AcceptanceRule.GREEDY else 1.0, acceptance_rule=rule)
+    logits = torch.from_numpy(some_logits(2, 0))
+    logits[1, 77] = number
+    with pytest.raises(NotANumberError):
+        decide_rounds([RoundInput(params, Noise(0), 1, DraftTokens(), TokenHistory(()))] * 2, logits, N)
+
+
+def test_a_draft_longer_than_the_vocabulary_is_penalised_to_its_end():
+    token_ids = [7 * index % 64 for index in range(200)]
+    logits = torch.zeros((201, 64))
+    logits[torch.arange(201), torch.tensor([*token_ids, 5])] = 100.0  # a penalty of 0.1 for each changes nothing
+    params = SamplingParams(temperature=0.0, frequency_penalty=0.1)
+    [decision] = decide_rounds([RoundInput(params, Noise(0), 1, DraftTokens(token_ids), TokenHistory(()))], logits, 64)
+    assert decision.acceptance.accepted_node_indices == tuple(range(200))
+    assert decision.acceptance.next_token_id == 5
+
+
 def test_penalties_over_a_long_output_touch_the_tokens_seen_alone():
     """32,768 output tokens, 1,000 of them distinct: the second round counts only what is new."""
     tokens = np.random.default_rng(0).integers(0, 1000, 32_768).tolist()
