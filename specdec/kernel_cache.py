@@ -9,13 +9,15 @@ import contextlib
 import hashlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from filelock import FileLock, Timeout
-from numba import config
+from numba import config, njit
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 COMPILE_TIMEOUT_S = 300.0
 """A process waits this long for another one that compiles the same kernel, then compiles it for itself."""
@@ -23,17 +25,21 @@ COMPILE_TIMEOUT_S = 300.0
 
 @contextlib.contextmanager
 def kept_by_content(function: Any) -> Iterator[bool]:
-    """Within, numba keeps what it compiles of `function` in the folder; says whether that can be written.
+    """Within, numba keeps what it compiles of `function` in a folder; says whether one can be written.
 
     Processes that start together compile a kernel once: the others wait and find it.
     """
-    folder = _root() / _digest(function.__module__)
     before = config.CACHE_DIR
     with contextlib.ExitStack() as stack:
-        can_be_kept = _prepare(folder)
-        if can_be_kept:
+        try:
+            folder = _root() / _digest(function.__module__)
+            folder.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(Timeout):
                 stack.enter_context(FileLock(folder / f"{function.__name__}.lock", timeout=COMPILE_TIMEOUT_S))
+            can_be_kept = os.access(folder, os.W_OK)
+        except (OSError, RuntimeError):  # the latter where a user has no home
+            can_be_kept = False
+        if can_be_kept:
             config.CACHE_DIR = str(folder)
         try:
             yield can_be_kept
@@ -41,12 +47,14 @@ def kept_by_content(function: Any) -> Iterator[bool]:
             config.CACHE_DIR = before
 
 
-def _prepare(folder: Path) -> bool:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return False
-    return os.access(folder, os.W_OK)
+def kept(**options: Any) -> Callable[[F], F]:
+    """Decorates a function that numba compiles with these options at its first call, and keeps where that can be."""
+
+    def decorate(function: F) -> F:
+        with kept_by_content(function) as can_be_kept:
+            return njit(cache=can_be_kept, **options)(function)  # type: ignore[no-any-return]
+
+    return decorate
 
 
 def _root() -> Path:

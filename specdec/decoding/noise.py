@@ -14,11 +14,11 @@ from enum import Enum
 
 import numpy as np
 import torch
-from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.decoding.rows.arithmetic import exact
+from specdec.kernel_cache import kept
 
 GAMMA = np.uint64(0x9E3779B97F4A7C15)
 MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -84,7 +84,7 @@ def splitmix64(key: np.uint64, index: int) -> np.uint64:
     return bits ^ (bits >> np.uint64(31))
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@kept()
 def uniform_of(key: np.uint64, index: int) -> float:
     """The uniform number in [0, 1) of an index, a multiple of 2^-53."""
     return float(splitmix64(key, index) >> np.uint64(11)) * 2.0**-53
@@ -97,7 +97,7 @@ def gumbel_of(key: np.uint64, token_id: int) -> float:
     return -math.log(-math.log((float(step) + 0.5) * _STEP))
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@kept()
 def _gumbels(key: np.uint64, token_ids: NDArray[np.int64]) -> NDArray[np.float64]:
     values = np.empty(len(token_ids))
     for index in range(len(token_ids)):

@@ -10,14 +10,12 @@ refuses to know caches, sessions and time.
 Legend: M rows of the forward, W rows with logits, V vocabulary.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
-from specdec.kernel_cache import kept_by_content
+from specdec.kernel_cache import kept
 from specdec.model.block_pool import BLOCK_SIZE
 
 NUM_STRETCHES = 1 << 16
@@ -32,9 +30,7 @@ _ANOTHER_TARGET = np.uint64(0xD1B54A32D192ED03)
 _UNIT = 2.0**-53
 
 
-def _compiled(function: Callable[..., Any]) -> Any:
-    with kept_by_content(function) as can_be_kept:
-        return njit(cache=can_be_kept, nogil=True)(function)
+_compiled = kept(nogil=True)
 
 
 @_compiled

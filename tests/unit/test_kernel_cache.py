@@ -42,6 +42,35 @@ def test_a_kernel_is_kept_apart_for_every_text_of_what_it_imports(tmp_path: Path
     assert Path(folder()).is_relative_to(tmp_path / "cache" / "kernels")
 
 
+def test_a_kernel_is_compiled_for_this_process_alone_where_its_lock_cannot_be_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path))
+    with kernel_cache.kept_by_content(write_module) as can_be_kept:
+        assert can_be_kept
+    [lock] = tmp_path.rglob("*.lock")
+    lock.unlink()
+    lock.mkdir()
+    with kernel_cache.kept_by_content(write_module) as can_be_kept:
+        assert not can_be_kept
+
+
+def test_a_kernel_is_compiled_for_this_process_alone_where_the_user_has_no_home(monkeypatch: pytest.MonkeyPatch):
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("SPECDEC_CACHE", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    with kernel_cache.kept_by_content(write_module) as can_be_kept:
+        assert not can_be_kept
+
+
+def test_every_function_that_is_kept_is_kept_by_content():
+    """numba's own folder beside the sources may not be writable, and then it refuses to compile at all."""
+    sources = Path(kernel_cache.__file__).parent.rglob("*.py")
+    assert [path.name for path in sources if "cache=True" in path.read_text()] == []
+
+
 def test_a_kernel_is_compiled_for_this_process_alone_where_nothing_can_be_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
