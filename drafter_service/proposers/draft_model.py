@@ -72,7 +72,8 @@ class DraftModelSession:
         return self._cache.num_bytes
 
     def propose(self, committed_token_ids: Sequence[int], max_tokens: int, limits: DraftLimits = NO_LIMITS) -> Proposal:
-        """A chain. Nothing at the context limit, while the cache is too far behind, or where it finds no room."""
+        """A chain. Nothing at the context limit, while the cache is too far behind, or where it finds no room; nothing
+        from where this model sees no possible token."""
         self._confidences = []
         room = self._proposer.context_limit - len(committed_token_ids)
         num_tokens = min(max_tokens, room)
@@ -168,6 +169,8 @@ class DraftModelSession:
         reach_prob = 1.0
         while True:
             scores = self._scores(logits, output, prompt)
+            if not _is_any_possible(scores):
+                break
             token_id, confidence = self._guess(scores, len(committed_token_ids) + len(draft_token_ids))
             draft_token_ids.append(token_id)
             output.append(token_id)
@@ -199,7 +202,10 @@ class DraftModelSession:
         draft_token_ids: list[int] = []
         draft_probs: list[SparseDistribution] = []
         while True:
-            token_id, distribution = self._sample(self._scores(logits, output, prompt))
+            scores = self._scores(logits, output, prompt)
+            if not _is_any_possible(scores):
+                break
+            token_id, distribution = self._sample(scores)
             draft_token_ids.append(token_id)
             output.append(token_id)
             draft_probs.append(distribution)
@@ -218,6 +224,11 @@ class DraftModelSession:
         drawn = self._generator.random() * cumulative[-1]
         index = min(int(np.searchsorted(cumulative, drawn, side="right")), len(token_ids) - 1)
         return token_ids[index], SparseDistribution(tuple(token_ids), tuple(probs.tolist()))
+
+
+def _is_any_possible(scores: torch.Tensor) -> bool:
+    """Not where a request allows what ends an output and nothing else, before min_tokens; nor among NaNs."""
+    return bool(scores.max().isfinite())
 
 
 class DraftModelProposer:

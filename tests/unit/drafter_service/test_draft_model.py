@@ -209,3 +209,15 @@ def test_where_other_sessions_take_the_memory_nothing_is_proposed_until_they_go(
     assert second.backlog(longer) > 0
     second.warm(longer)
     assert second.propose(longer, 4).token_ids == greedy_continuation(proposer, longer, 4)
+
+
+@pytest.mark.parametrize("rule", AcceptanceRule)
+def test_where_no_token_is_possible_nothing_is_guessed(proposer: DraftModelProposer, rule: AcceptanceRule) -> None:
+    """The verifier may go on there: it does not hold back an end of sequence that the request ignores."""
+    temperature = 0.0 if rule is AcceptanceRule.GREEDY else 1.0
+    ends = tuple(proposer.model.tokenizer.end_token_ids)
+    params = SamplingParams(temperature=temperature, allowed_token_ids=ends, min_tokens=2, acceptance_rule=rule)
+    session = new_session(proposer, params, rule)
+    assert session.propose(PROMPT, 4).token_ids == ()
+    assert session.propose([*PROMPT, *ends, *ends], 2).token_ids == ends * 2
+    session.close()
