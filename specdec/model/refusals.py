@@ -28,6 +28,8 @@ def refuse_unsupported(model: PreTrainedModel) -> None:
         refuse("encoder-decoder models are not supported")
     if model._is_stateful or not getattr(config, "num_attention_heads", None):
         refuse("a model with recurrent layers has state that cannot be rolled back")
+    if not getattr(config, "max_position_embeddings", None):
+        refuse("the configuration does not say how many positions a session may have")
     if others := set(getattr(config, "layer_types", None) or ()) - _ATTENTION_LAYERS:
         refuse(f"layers of type {sorted(others)[0]} are neither full nor sliding attention: they cannot be rolled back")
     for rope_type in _rope_types(getattr(config, "rope_parameters", None)):

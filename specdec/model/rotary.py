@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from specdec.errors import ModelLoadError
+
 _POSITIONS = 128  # of one call: 32768 elements, which torch does on one thread, for heads of up to 256
 
 
@@ -41,6 +43,9 @@ class RotaryTable(nn.Module):
         parts = [] if table is None else [table]
         for first in range(start, end, _POSITIONS):
             positions = torch.arange(first, first + _POSITIONS, device=x.device)[None]
-            cosines, sines = self.source(x, positions, *layer_type, **named)
+            angles = self.source(x, positions, *layer_type, **named)
+            if not isinstance(angles, tuple):
+                raise ModelLoadError(f"{type(self.source).__name__} does not give cosines and sines")
+            cosines, sines = angles
             parts.append((cosines[0], sines[0]))
         return torch.cat([cosines for cosines, _ in parts]), torch.cat([sines for _, sines in parts])

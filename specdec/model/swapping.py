@@ -8,6 +8,7 @@ Legend: M rows, H hidden, V vocabulary.
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -68,7 +69,7 @@ class _Swaps:
 
     def __init__(self, model: PreTrainedModel, kernel: LinearKernel, counts: RowCounts) -> None:
         self.kernel, self.counts, self.on_cpu = kernel, counts, model.device.type == "cpu"
-        self._gated_mlps: dict[type[nn.Module], bool] = {}
+        self._gated_mlps: dict[tuple[Any, ...], bool] = {}
 
     def make_linear(self, weight: Tensor, bias: Tensor | None) -> RowLinear:
         return self.kernel.layer(weight, bias, self.counts)
@@ -113,10 +114,11 @@ class _Swaps:
         return UpcastEmbedding(module, self.kernel.compute_dtype)
 
     def _is_gated_mlp(self, module: nn.Module) -> bool:
-        """Tried once for every class, since a model has one in each layer."""
+        """Tried once for all that are alike, since a model has one in each layer; some differ from layer to layer."""
         if not looks_like_gated_mlp(module):
             return False
-        kind = type(module)
+        numbers = [(name, value) for name, value in vars(module).items() if isinstance(value, int | float | str)]
+        kind = (type(module), type(module.get_submodule("act_fn")), *sorted(numbers))
         if kind not in self._gated_mlps:
             self._gated_mlps[kind] = computes_gated_mlp(module)
         return self._gated_mlps[kind]
@@ -137,7 +139,10 @@ def _cap_logits_in_the_head(model: PreTrainedModel, *, on_cpu: bool) -> None:
     cap = getattr(model.config, "final_logit_softcapping", None)
     if cap is None or not on_cpu:
         return
-    model.config.final_logit_softcapping = None
+    try:
+        model.config.final_logit_softcapping = None
+    except Exception as error:  # a configuration that checks its fields raises what it likes
+        raise ModelLoadError(f"models of type {model.config.model_type} cap their logits in any case") from error
     capped: Callable[[Tensor], Tensor] = functools.partial(_capped, float(cap))
     model.get_output_embeddings().register_forward_hook(lambda _module, _inputs, logits: capped(logits))
 

@@ -9,6 +9,12 @@ from torch import Tensor
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
+    BloomConfig,
+    BloomForCausalLM,
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    Gemma3nForCausalLM,
+    Gemma3nTextConfig,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaModel,
@@ -125,6 +131,30 @@ def headless() -> PreTrainedModel:
     return LlamaModel(tiny_model().config)
 
 
+def bloom() -> PreTrainedModel:
+    return BloomForCausalLM(BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=2))
+
+
+def deepseek_v2() -> PreTrainedModel:
+    return DeepseekV2ForCausalLM(
+        DeepseekV2Config(
+            vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+            q_lora_rank=None, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=16,
+            first_k_dense_replace=1, max_position_embeddings=64,
+        )
+    )  # fmt: skip
+
+
+def gemma3n() -> PreTrainedModel:
+    return Gemma3nForCausalLM(
+        Gemma3nTextConfig(
+            vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+            num_key_value_heads=2, head_dim=16, vocab_size_per_layer_input=64, hidden_size_per_layer_input=8,
+            laurel_rank=8, num_kv_shared_layers=0, activation_sparsity_pattern=[0.0], layer_types=["full_attention"],
+        )
+    )  # fmt: skip
+
+
 def longrope() -> PreTrainedModel:
     factors = [1.0] * 8
     rope = {
@@ -143,6 +173,9 @@ def longrope() -> PreTrainedModel:
         (bart, "encoder-decoder"),
         (headless, "output layer"),
         (longrope, "longest session"),
+        (bloom, "how many positions"),
+        (deepseek_v2, "cosines and sines"),
+        (gemma3n, "cap their logits"),
     ],
 )
 def test_models_that_could_not_be_exact_or_rolled_back_are_refused_with_the_reason(make, reason: str) -> None:  # type: ignore[no-untyped-def]

@@ -4,6 +4,8 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from transformers import Gemma3nTextConfig
+from transformers.models.gemma3n.modeling_gemma3n import Gemma3nTextMLP
 
 from specdec.errors import ModelLoadError
 from specdec.model.activations import RowActivation
@@ -62,6 +64,18 @@ def test_a_multilayer_perceptron_that_only_looks_gated_keeps_its_own_code() -> N
     assert type(model.model.layers[0].mlp) is kind
     assert isinstance(mlp.up_proj, ProjectionSlice)
     assert isinstance(mlp.act_fn, RowActivation)
+
+
+def test_perceptrons_of_one_class_that_differ_from_layer_to_layer_are_each_tried() -> None:
+    config = Gemma3nTextConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, activation_sparsity_pattern=[0.0, 0.9]
+    )  # fmt: skip
+    model = tiny_model(hidden_size=32, kv_heads=4)
+    for index, layer in enumerate(model.model.layers):
+        layer.mlp = Gemma3nTextMLP(config, index)
+    swap_modules(model, choose_kernel(CPU, torch.float32), RowCounts(8), RowCounts(8))
+    assert isinstance(model.model.layers[0].mlp, GatedMLP)
+    assert isinstance(model.model.layers[1].mlp, Gemma3nTextMLP)
 
 
 def test_weights_are_freed_as_they_are_packed() -> None:
