@@ -20,8 +20,9 @@ import torch
 
 from drafter_service.proposers.base import NO_LIMITS, NOTHING, DraftLimits, Proposal, common_prefix_length
 from drafter_service.proposers.confidence import AcceptanceByConfidence
+from specdec.decoding.history import TokenHistory
 from specdec.decoding.noise import Noise
-from specdec.decoding.processing import process_logits
+from specdec.decoding.processing import process_with_histories
 from specdec.messages import ModelInfo, SparseDistribution
 from specdec.model.loading import LoadedModel
 from specdec.model.runner import Rows
@@ -144,36 +145,33 @@ class DraftModelSession:
         self._rollback(committed_token_ids)
         return self._feed(committed_token_ids[self.cached_length :])
 
-    def _scores(self, logits: torch.Tensor, output_token_ids: Sequence[int], prompt: Sequence[int]) -> torch.Tensor:
+    def _history(self, committed_token_ids: Sequence[int]) -> TokenHistory:
+        """To be appended to, since to count a long output takes longer than a guess."""
+        return TokenHistory(committed_token_ids[: self._prompt_length], committed_token_ids[self._prompt_length :])
+
+    def _scores(self, logits: torch.Tensor, history: TokenHistory) -> torch.Tensor:
         """The request's parameters applied, [V] float32 on the CPU, -inf where impossible."""
         tokenizer = self._proposer.model.tokenizer
-        held_back = sorted(tokenizer.end_token_ids) if len(output_token_ids) < self._params.min_tokens else ()
-        scores = process_logits(
-            logits[None],
-            self._params,
-            prompt_token_ids=prompt,
-            output_token_ids_per_row=[output_token_ids],
-            suppressed_token_ids=held_back,
-            vocabulary_size=tokenizer.vocabulary_size,
+        scores = process_with_histories(
+            logits[None], self._params, [history], tokenizer.end_token_ids, tokenizer.vocabulary_size
         )
-        return scores[0, : tokenizer.vocabulary_size].float().cpu()
+        return scores[0].float().cpu()
 
     def _guess_chain(
         self, logits: torch.Tensor, committed_token_ids: Sequence[int], num_tokens: int, min_reach_prob: float
     ) -> Proposal:
         acceptance = self._proposer.acceptance(self._rule)
-        prompt = committed_token_ids[: self._prompt_length]
-        output = list(committed_token_ids[self._prompt_length :])
+        history = self._history(committed_token_ids)
         draft_token_ids: list[int] = []
         reach_probs: list[float] = []
         reach_prob = 1.0
         while True:
-            scores = self._scores(logits, output, prompt)
+            scores = self._scores(logits, history)
             if not _is_any_possible(scores):
                 break
             token_id, confidence = self._guess(scores, len(committed_token_ids) + len(draft_token_ids))
             draft_token_ids.append(token_id)
-            output.append(token_id)
+            history.append([token_id])
             self._confidences.append(confidence)
             reach_prob *= acceptance.estimate(confidence)
             reach_probs.append(reach_prob)
@@ -197,17 +195,16 @@ class DraftModelSession:
         return int(token_ids[index]), float(torch.exp(best - perturbed.logsumexp(dim=-1)))
 
     def _sample_chain(self, logits: torch.Tensor, committed_token_ids: Sequence[int], num_tokens: int) -> Proposal:
-        prompt = committed_token_ids[: self._prompt_length]
-        output = list(committed_token_ids[self._prompt_length :])
+        history = self._history(committed_token_ids)
         draft_token_ids: list[int] = []
         draft_probs: list[SparseDistribution] = []
         while True:
-            scores = self._scores(logits, output, prompt)
+            scores = self._scores(logits, history)
             if not _is_any_possible(scores):
                 break
             token_id, distribution = self._sample(scores)
             draft_token_ids.append(token_id)
-            output.append(token_id)
+            history.append([token_id])
             draft_probs.append(distribution)
             if len(draft_token_ids) == num_tokens:
                 break

@@ -6,6 +6,7 @@ somebody asks, since few requests penalise anything. Knows ids and counts; knows
 Shapes: S distinct tokens.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -50,11 +51,11 @@ class TokenHistory:
         return 0 if place is None else int(self._counts[place])
 
     def _count(self) -> None:
-        for token_id in self._uncounted_prompt:
+        for token_id in dict.fromkeys(self._uncounted_prompt):
             self._place(token_id)
-        for token_id in self._uncounted_output:
+        for token_id, count in Counter(self._uncounted_output).items():
             place = self._place(token_id)  # first: it may make room
-            self._counts[place] += 1
+            self._counts[place] += count
         self._uncounted_prompt = ()
         self._uncounted_output.clear()
 

@@ -46,6 +46,17 @@ def process_logits(
         vocabulary_size: ids from here on are padding and have no scores at all.
     """
     histories = [TokenHistory(prompt_token_ids, output) for output in output_token_ids_per_row]
+    return process_with_histories(logits, params, histories, suppressed_token_ids, vocabulary_size)
+
+
+def process_with_histories(
+    logits: Tensor,
+    params: SamplingParams,
+    histories: Sequence[TokenHistory],
+    suppressed_token_ids: Collection[int],
+    vocabulary_size: int,
+) -> Tensor:
+    """`process_logits` with the history of each row counted already."""
     is_early = any(output.num_output_tokens < params.min_tokens for output in histories) and suppressed_token_ids
     if not (edits(params, bool(is_early)) or reshapes(params, vocabulary_size)):
         return logits[:, :vocabulary_size]

@@ -8,8 +8,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from drafter_service.proposers import draft_model
 from drafter_service.proposers.base import DraftLimits
 from drafter_service.proposers.draft_model import MAX_CATCH_UP_TOKENS, DraftModelProposer, DraftModelSession
+from specdec.decoding.history import TokenHistory
 from specdec.decoding.noise import Noise
 from specdec.model.loading import load_model
 from specdec.model.runner import Rows
@@ -221,3 +223,25 @@ def test_where_no_token_is_possible_nothing_is_guessed(proposer: DraftModelPropo
     assert session.propose(PROMPT, 4).token_ids == ()
     assert session.propose([*PROMPT, *ends, *ends], 2).token_ids == ends * 2
     session.close()
+
+
+@pytest.mark.parametrize("rule", [AcceptanceRule.GREEDY, AcceptanceRule.COUPLED])
+def test_a_draft_counts_a_long_output_once_and_its_own_tokens_as_they_come(
+    proposer: DraftModelProposer, monkeypatch: pytest.MonkeyPatch, rule: AcceptanceRule
+) -> None:
+    params = SamplingParams(
+        temperature=0.0 if rule is AcceptanceRule.GREEDY else 1.0, repetition_penalty=3.0, frequency_penalty=2.0
+    )
+    made: list[TokenHistory] = []
+
+    def history(*token_ids: Sequence[int]) -> TokenHistory:
+        made.append(TokenHistory(*token_ids))
+        return made[-1]
+
+    monkeypatch.setattr(draft_model, "TokenHistory", history)
+    committed = [*PROMPT, 8, 8, 9]
+    draft = new_session(proposer, params, rule).propose(committed, 6).token_ids
+    assert len(made) == 1
+    for token_id in draft:
+        assert new_session(proposer, params, rule).propose(committed, 1).token_ids == (token_id,)
+        committed.append(token_id)
