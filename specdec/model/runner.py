@@ -129,7 +129,7 @@ class ModelRunner:
         position beyond the context or a parent that does not come before its child; OutOfBlocksError.
         """
         self._refuse_bad_batch(batch)
-        _reserve(batch)
+        reserve_all(batch)
         num_rows = self.body_counts.padded(sum(len(rows.token_ids) for rows in batch))
         plan = plan_attention(
             [SessionRows(rows.cache, len(rows.token_ids), rows.parent_rows) for rows in batch], num_rows
@@ -236,8 +236,8 @@ def _num_blocks(layout: CacheLayout, budget_bytes: int) -> int:
     return num_blocks
 
 
-def _reserve(batch: Sequence[Rows]) -> None:
-    """Makes room for every session's rows, or for none."""
+def reserve_all(batch: Sequence[Rows]) -> None:
+    """Makes room for every session's rows, or raises OutOfBlocksError and for none."""
     for done, rows in enumerate(batch):
         try:
             rows.cache.reserve(rows.cache.length + len(rows.token_ids))

@@ -20,7 +20,7 @@ from specdec.messages import Numerics, SelfCheck
 from specdec.model.attention_plan import SessionRows, plan_attention, refuse_bad_tree
 from specdec.model.block_pool import BLOCK_SIZE, BlockPool
 from specdec.model.kv_cache import CacheLayout, KVCache, KVStorage
-from specdec.model.runner import Rows
+from specdec.model.runner import Rows, reserve_all
 from specdec.model.synthetic_law import append_states, noise_table, write_logits
 from specdec.model.synthetic_options import SyntheticOptions
 from specdec.model.synthetic_tokenizer import END_TOKEN_ID, FIRST_WORD_ID
@@ -82,8 +82,7 @@ class SyntheticRunner:
         """
         started_at = self._clock()
         self._check(batch)
-        for rows in batch:
-            rows.cache.reserve(rows.cache.length + len(rows.token_ids))
+        reserve_all(batch)
         states = self._append(batch)  # [M]
         first_rows = itertools.accumulate((len(rows.token_ids) for rows in batch), initial=0)
         wanted = np.concatenate(

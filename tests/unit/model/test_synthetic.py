@@ -245,6 +245,15 @@ def test_a_full_pool_says_so_and_goes_on_when_blocks_are_given_back() -> None:
     runner.pool.check([second.block_table])
 
 
+def test_a_forward_that_finds_no_room_for_one_session_keeps_none_for_another() -> None:
+    runner = make_runner(num_blocks=8)
+    first, second = runner.new_cache(), runner.new_cache()
+    with pytest.raises(OutOfBlocksError):
+        runner.forward_rows([Rows(first, random_tokens(64)), Rows(second, random_tokens(80))])
+    assert first.length == 0
+    assert runner.forward_rows([Rows(second, random_tokens(80))]).shape == (80, VOCABULARY_SIZE)
+
+
 def test_numerics_are_those_of_what_is_said_not_of_how_long_it_takes() -> None:
     def fingerprint(options: str) -> str:
         return make_runner(options).numerics.fingerprint
