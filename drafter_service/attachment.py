@@ -85,6 +85,10 @@ class Attachment:
         self.detach_reason: DetachReason | None = None
         self._last_sequence = 0
 
+    def snapshot(self) -> tuple[int, ...]:
+        """The committed tokens as they are now. May be called from any thread: one call takes the whole list."""
+        return tuple(self.committed_token_ids)
+
     @property
     def is_over(self) -> bool:
         """No draft will be of use any more."""

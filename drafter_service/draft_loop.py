@@ -95,9 +95,8 @@ class DraftLoop:
 
     async def _draft(self) -> None:
         started_at = self._clock()
-        start_position = len(self._attachment.committed_token_ids)
         self._metrics.draft_budget.observe(self._attachment.draft_budget)
-        proposal = await self._propose(self._policy.plan(self._attachment.draft_budget))
+        proposal, start_position = await self._propose(self._policy.plan(self._attachment.draft_budget))
         num_passed = self._attachment.num_passed_tokens(proposal, start_position)
         if num_passed is None or not self._attachment.may_draft:
             return  # the verifier went on meanwhile
@@ -109,29 +108,28 @@ class DraftLoop:
             self._metrics.num_draft_tokens.inc(len(draft.draft_token_ids))
             self._metrics.draft_seconds.observe(draft.draft_time_s)
 
-    async def _propose(self, plan: DraftPlan) -> Proposal:
-        """A proposal cut to what is worth sending; nothing while the session's cache is being warmed."""
+    async def _propose(self, plan: DraftPlan) -> tuple[Proposal, int]:
+        """A proposal cut to what is worth sending, and its position; nothing while the session's cache is warmed."""
         self._was_asked = self._warming is None
         if plan.max_tokens == 0 or not self._was_asked:
-            return NOTHING
+            return NOTHING, len(self._attachment.committed_token_ids)
         outcome, self._observed = self._observed, None
-        committed = tuple(self._attachment.committed_token_ids)
-        proposal, elapsed_s = await self._device.run(self._propose_on_device, outcome, committed, plan)
+        proposal, start_position, elapsed_s = await self._device.run(self._propose_on_device, outcome, plan)
         if proposal.num_model_tokens:
             self._measured.model_drafts.observe_time(proposal.num_model_tokens, elapsed_s)
         if proposal.reach_probs:
-            return proposal.truncated(self._policy.num_tokens_worth_sending(proposal.reach_probs, elapsed_s))
-        return proposal
+            proposal = proposal.truncated(self._policy.num_tokens_worth_sending(proposal.reach_probs, elapsed_s))
+        return proposal, start_position
 
-    def _propose_on_device(
-        self, outcome: DraftOutcome | None, committed: Sequence[int], plan: DraftPlan
-    ) -> tuple[Proposal, float]:
+    def _propose_on_device(self, outcome: DraftOutcome | None, plan: DraftPlan) -> tuple[Proposal, int, float]:
+        """A proposal for what is committed when the device gets to it: the verifier may have gone on meanwhile."""
         started_at = self._clock()
+        committed = self._attachment.snapshot()
         if outcome is not None:
             skipped = outcome.pending.num_skipped_tokens
             self._session.observe(outcome.num_judged_tokens + skipped, outcome.num_right_tokens + skipped)
         proposal = self._session.propose(committed, plan.max_tokens, plan.limits)
-        return proposal, self._clock() - started_at
+        return proposal, len(committed), self._clock() - started_at
 
     # --- Answers -----------------------------------------------------------------------------------------------------
 
@@ -167,7 +165,7 @@ class DraftLoop:
         """Feeds the next chunk of committed tokens where the proposer's cache has fallen a chunk or more behind."""
         if self._warming is not None or not self._was_asked or self._attachment.is_over:
             return
-        committed = tuple(self._attachment.committed_token_ids)
+        committed = self._attachment.snapshot()
         backlog = self._session.backlog(committed)
         if backlog >= WARM_CHUNK_TOKENS:
             warm_length = len(committed) - backlog + min(backlog, self._warm_chunk_tokens)

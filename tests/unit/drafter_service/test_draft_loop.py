@@ -1,6 +1,7 @@
 """One session's loop against a verifier that the test plays, without a socket."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
@@ -29,8 +30,11 @@ class CountingSession:
         self.cached_length = 0
         self.warmed: list[int] = []
         self.observed: list[tuple[int, int]] = []
+        self.asked_at: list[int] = []
+        """How much was committed at each proposal."""
 
     def propose(self, committed_token_ids: Sequence[int], max_tokens: int, limits: DraftLimits = NO_LIMITS) -> Proposal:
+        self.asked_at.append(len(committed_token_ids))
         if self.fails:
             raise RuntimeError("the proposer is broken")
         if not self.has_guesses or self.backlog(committed_token_ids) >= WARM_CHUNK_TOKENS:
@@ -105,6 +109,22 @@ async def test_a_draft_goes_out_at_once_and_the_next_one_after_its_verdict() -> 
         bench.loop.receive(verdict(2, 6, [10, 11, 12, 13], num_accepted=3))
         third = await bench.next_draft()
         assert third.start_position == 10
+
+
+async def test_a_guess_that_had_to_queue_for_the_device_is_made_for_what_is_committed_by_then() -> None:
+    session = CountingSession()
+    async with running(session) as bench:
+        await bench.next_draft()
+        gate = threading.Event()
+        blocked = bench.loop._device.run(gate.wait)
+        bench.loop.receive(verdict(1, 3, [4, 5, 6, 7], num_accepted=3))
+        await asyncio.sleep(0.02)
+        bench.loop.receive(advance(7, [20, 21]))
+        gate.set()
+        draft = await bench.next_draft()
+        assert (draft.start_position, tuple(draft.draft_token_ids)) == (9, (22, 23, 24))
+        assert session.asked_at == [3, 9]
+        assert await blocked
 
 
 async def test_what_became_of_a_guess_is_told_to_the_proposer_before_it_guesses_again() -> None:
