@@ -120,9 +120,9 @@ class VerifierSettings(_ModelSettings):
     """Largest draft budget of one session. A lookup that copies a passage gains by long drafts; a draft model chooses
     less by itself."""
     draft_wait_ms: float = Field(default=2000.0, ge=0, le=60_000)
-    """A verify step waits no longer for an attached drafter, and not at all for one that let it wait in vain before. On
-    a CPU a draft of 8 tokens of a 0.5B model takes half a second."""
-    max_step_rows: int = Field(default=256, ge=1, le=65536)
+    """A verify step waits no longer for an attached drafter, less where that does not pay, and not at all for one that
+    let it wait in vain before. On a CPU a draft of 8 tokens of a 0.5B model takes half a second."""
+    max_step_rows: int = Field(default=256, ge=2, le=65536)
     """Rows of one forward pass over all sessions: long prompts are cut into such chunks. The device's own limit, which
     the self-check finds, may be lower."""
     default_max_new_tokens: int = Field(default=1024, ge=1)

@@ -66,15 +66,12 @@ def _tail_of_chain(tokens: DraftTokens, head: Sequence[int]) -> AlignedDraft | D
 
 def _tail_of_tree(tokens: DraftTokens, head: Sequence[int]) -> AlignedDraft | DropReason:
     parents = tokens.parent_indices or ()
-    root = -1
-    for token_id in head:
-        children = [node for node, parent in enumerate(parents) if parent == root]
-        if not children:
-            return DropReason.TOO_LATE
-        matches = [node for node in children if tokens.token_ids[node] == token_id]
-        if not matches:
-            return DropReason.HEAD_DIFFERS
-        root = matches[0]
+    root, depth = -1, 0
+    for node, parent in enumerate(parents):  # parents stand before their children, so one pass goes all the way down
+        if depth < len(head) and parent == root and tokens.token_ids[node] == head[depth]:
+            root, depth = node, depth + 1
+    if depth < len(head):
+        return DropReason.HEAD_DIFFERS if root in parents else DropReason.TOO_LATE
     kept = {root: -1}
     for node, parent in enumerate(parents):
         if parent in kept and node != root:

@@ -11,6 +11,11 @@ MAX_ATTACHMENTS_PER_STREAM = 1024
 MAX_REMEMBERED_ATTACHMENTS = 4096
 MAX_REFUSED_DRAFTS = 16
 """A drafter whose drafts break the protocol this often in one attachment is detached."""
+FIRST_ACCEPTED_PER_DRAFT = 1.0
+ACCEPTED_GAIN = 0.15
+LATENCY_GAIN = 0.25
+MAX_SURPRISE, SURPRISE_S = 4.0, 0.001
+"""No draft counts as later than so many times what was expected, and a little: drafters stall, none is too quick."""
 
 AttachmentKey = tuple[SessionId, AttachmentId]
 
@@ -29,8 +34,9 @@ class Attachment:
     """State of one attachment.
 
     `told_length` counts the committed tokens that the drafter knows, `told_budget` is the last budget it was told.
-    `asked_at`: when it was first told something, and might draft, since its last draft. A round waits for a draft only
-    while `delivers`: the last one came within the wait.
+    `asked_at`: since when it has been told something, and might draft, without drafting. A round waits for a draft only
+    while `delivers`: the last one came within the wait. `draft_latency_s` and `accepted_per_draft` are what its drafts
+    took and brought, the newest counting most.
     """
 
     session_id: SessionId
@@ -45,6 +51,20 @@ class Attachment:
     num_refused: int = 0
     asked_at: float | None = None
     last_told_at: float | None = None
+    draft_latency_s: float | None = None
+    accepted_per_draft: float = FIRST_ACCEPTED_PER_DRAFT
+
+    def observe_latency(self, latency_s: float) -> None:
+        """A draft came so long after it could be made."""
+        if self.draft_latency_s is None:
+            self.draft_latency_s = latency_s
+        else:
+            believed_s = min(latency_s, MAX_SURPRISE * self.draft_latency_s + SURPRISE_S)
+            self.draft_latency_s += LATENCY_GAIN * (believed_s - self.draft_latency_s)
+
+    def observe_accepted(self, num_accepted_tokens: int) -> None:
+        """A draft was judged: so many of its tokens were new and right."""
+        self.accepted_per_draft += ACCEPTED_GAIN * (num_accepted_tokens - self.accepted_per_draft)
 
     @property
     def key(self) -> AttachmentKey:

@@ -70,16 +70,19 @@ class Drafters:
         self._policy = policy
         self._observer = observer
         self._clock = clock
+        self.num_changes = 0
+        """Drafts that came and attachments that ended: for whom a step waits may be another after any of them."""
 
     # --- From drafters -----------------------------------------------------------------------------------------------
 
-    def receive(self, stream: DrafterStream, addressed: Addressed) -> None:
-        """Takes one message of a drafter's stream."""
+    def receive(self, stream: DrafterStream, addressed: Addressed, arrived_at: float | None = None) -> None:
+        """Takes one message of a drafter's stream, which may have come while a forward ran: now unless it is said."""
         match addressed.message:
             case Attach() as attach:
                 self._attach(stream, addressed.session_id, addressed.attachment_id, attach)
             case Draft() as draft:
-                self._draft(stream, addressed.session_id, addressed.attachment_id, draft)
+                arrived_at = self._clock() if arrived_at is None else arrived_at
+                self._draft(stream, addressed.session_id, addressed.attachment_id, draft, arrived_at)
             case Detach():
                 attachment = stream.attachments.get((addressed.session_id, addressed.attachment_id))
                 if attachment is not None:
@@ -150,7 +153,15 @@ class Drafters:
         )
         return next((refusal for failed, refusal in checks if failed), None)
 
-    def _draft(self, stream: DrafterStream, session_id: SessionId, attachment_id: AttachmentId, draft: Draft) -> None:
+    def _draft(
+        self,
+        stream: DrafterStream,
+        session_id: SessionId,
+        attachment_id: AttachmentId,
+        draft: Draft,
+        arrived_at: float,
+    ) -> None:
+        self.num_changes += 1
         attachment = stream.attachments.get((session_id, attachment_id))
         session = self._find_session(session_id)
         if attachment is None or session is None or session.attachment is not attachment:
@@ -166,11 +177,11 @@ class Drafters:
         if refusal is not None:
             self._refuse(stream, session_id, attachment_id, attachment, draft, refusal, "the draft breaks a rule")
             return
-        now = self._clock()
-        silence_s = None if attachment.last_told_at is None else now - attachment.last_told_at
-        if silence_s is not None:  # a drafter cannot have drafted for longer than it was silent
-            draft = dataclasses.replace(draft, draft_time_s=min(draft.draft_time_s, silence_s))
-        pending = PendingDraft(draft, now, None if silence_s is None else silence_s - draft.draft_time_s)
+        asked_at = attachment.asked_at if attachment.asked_at is not None else attachment.last_told_at
+        latency_s = None if asked_at is None else max(0.0, arrived_at - asked_at)
+        if latency_s is not None:  # a drafter cannot have drafted for longer than it was silent
+            draft = dataclasses.replace(draft, draft_time_s=min(draft.draft_time_s, latency_s))
+        pending = PendingDraft(draft, arrived_at, None if latency_s is None else latency_s - draft.draft_time_s)
         if draft.epoch != attachment.epoch:
             self.drop(session, pending, DropReason.STALE_EPOCH)
         elif draft.draft_sequence <= attachment.last_sequence:
@@ -178,8 +189,9 @@ class Drafters:
         else:
             attachment.last_sequence = draft.draft_sequence
             superseded, attachment.pending = attachment.pending, pending
-            wait_s = self._policy.wait_s(session)
-            attachment.delivers = attachment.asked_at is None or now - attachment.asked_at <= wait_s
+            if attachment.asked_at is not None and latency_s is not None:
+                attachment.delivers = latency_s <= self._policy.wait_s(session)
+                attachment.observe_latency(latency_s)
             attachment.asked_at = None
             if superseded is not None:
                 self.drop(session, superseded, DropReason.SUPERSEDED)
@@ -190,6 +202,8 @@ class Drafters:
         """Answers the draft that waits, which turned out to be of no use."""
         if session.attachment is not None:
             session.attachment.pending = None
+            if reason is DropReason.HEAD_DIFFERS:
+                session.attachment.observe_accepted(0)
         self.drop(session, pending, reason)
 
     def drop(self, session: VerifierSession, pending: PendingDraft, reason: DropReason) -> None:
@@ -227,6 +241,7 @@ class Drafters:
             self._send(attachment, advance)
             return
         attachment.pending = None
+        attachment.observe_accepted(num_accepted_tokens)
         verdict = Verdict(
             draft_sequence=answers.draft.draft_sequence,
             round=session.round,
@@ -254,6 +269,7 @@ class Drafters:
             self._end(session.attachment, DetachReason.SESSION_ENDED)
 
     def _end(self, attachment: Attachment, reason: DetachReason) -> None:
+        self.num_changes += 1
         session = self._find_session(attachment.session_id)
         if session is not None and session.attachment is attachment:
             if attachment.pending is not None:
@@ -294,7 +310,9 @@ class Drafters:
     def _send(self, attachment: Attachment, message: BudgetMessage) -> None:
         attachment.told_budget = message.draft_budget
         attachment.last_told_at = self._clock()
-        if attachment.asked_at is None and message.draft_budget > 0:
+        if message.draft_budget == 0:
+            attachment.asked_at = None
+        elif attachment.asked_at is None:
             attachment.asked_at = attachment.last_told_at
         attachment.stream.send(Addressed(attachment.session_id, attachment.attachment_id, message))
 

@@ -32,7 +32,7 @@ from verifier_service.flow_control import FlowControl
 from verifier_service.observer import EngineObserver
 from verifier_service.owners import Owners
 from verifier_service.rounds import Rounds, runner_rows
-from verifier_service.scheduler import SchedulerPolicy, SessionRows, plan_step
+from verifier_service.scheduler import SchedulerPolicy, SessionRows, StepPlan, plan_step
 from verifier_service.session import SessionSink, TargetLimits, VerifierSession, check_request
 
 log = logging.getLogger(__name__)
@@ -85,6 +85,8 @@ class Engine:
         self._rounds = Rounds(self.drafters, observer, self._target.num_real_tokens, clock)
         self._num_arrivals = 0
         self._num_served = 0
+        self._wait_until, self._wait_for_changes = 0.0, 0
+        self._ready_since: float | None = None
         self._draining = False
         self._checked_at = -IDLE_CHECK_INTERVAL_S
         self._is_checked = True
@@ -194,6 +196,7 @@ class Engine:
     def _admit(self) -> None:
         admitted = self._admission.admit(self._clock())
         if admitted:
+            self._wait_until = 0.0
             self._assign_budgets()
             for session in admitted:
                 self.drafters.tell_budget(session)
@@ -245,17 +248,39 @@ class Engine:
         if not self._open:
             self._check_when_idle(started_at)
             return None
+        if started_at < self._wait_until and self.drafters.num_changes < self._wait_for_changes:
+            return self._wait_until
         self._assign_budgets()
-        plan = plan_step(self._policy, self._admission.active.values(), self._shares, started_at)
+        sessions = self._admission.active.values()
+        plan = plan_step(
+            self._policy,
+            sessions,
+            self._shares,
+            started_at,
+            forward_s=self._flow.expected_forward_s(sessions),
+            ready_since=self._ready_since,
+        )
         for session, pending, reason in plan.dropped:
             self.drafters.drop_pending(session, pending, reason)
         if not plan.rows:
-            return plan.next_deadline
+            return self._wait(plan, started_at)
+        self._ready_since = None
         planned = self._make_room(plan.rows)
         if planned:
             self._run(planned, started_at)
         self._admit()
         return 0.0
+
+    def _wait(self, plan: StepPlan, now: float) -> float | None:
+        """Waits for drafts: until some time, or until so many came. Who comes new is looked at at once."""
+        if plan.next_deadline is not None:
+            self._wait_until = plan.next_deadline
+            self._wait_for_changes = self.drafters.num_changes + plan.num_awaited_drafts
+        if not plan.is_anyone_ready:
+            self._ready_since = None
+        elif self._ready_since is None:
+            self._ready_since = now
+        return plan.next_deadline
 
     def _make_room(self, rows: Sequence[SessionRows]) -> list[SessionRows]:
         """Reserves blocks for the rows, the eldest session first. Sessions that have to give way have no rows."""
@@ -296,20 +321,20 @@ class Engine:
         self._observer.preempted()
 
     def _run(self, planned: Sequence[SessionRows], started_at: float) -> None:
+        """One forward and what it decides. One that fails is run again in halves: who breaks it alone, fails alone."""
         for rows in planned:
             session = rows.session
             if session.last_commit_at is None:
                 session.last_commit_at = started_at
-            if session.attachment is not None and rows.fallback_decode:
+            if session.attachment is not None and rows.gave_up:
                 session.attachment.delivers = False
         num_rows = sum(rows.num_rows for rows in planned)
         forward_started_at = self._clock()
-        try:
-            logits = self._runner.forward_rows([runner_rows(rows) for rows in planned])
-        except Exception:
-            log.exception("forward failed", extra={"num_sessions": len(planned)})
-            for rows in planned:
-                self._fail(rows.session)
+        logits = self._forward(planned)
+        if logits is None:
+            half = len(planned) // 2
+            for part in (planned[:half], planned[half:]) if half else ():
+                self._run(part, started_at)
             return
         forward_time_s = self._clock() - forward_started_at
         self._flow.observe_forward(num_rows, forward_time_s)
@@ -321,6 +346,16 @@ class Engine:
         self._observer.step(num_rows, forward_time_s, self._clock() - started_at)
         pool = self._runner.pool
         self._observer.blocks(pool.num_blocks - pool.num_free_blocks, pool.num_blocks)
+
+    def _forward(self, planned: Sequence[SessionRows]) -> Tensor | None:
+        """Logits; None where the forward failed, and with it the session that was in it alone."""
+        try:
+            return self._runner.forward_rows([runner_rows(rows) for rows in planned])
+        except Exception:
+            log.exception("forward failed", extra={"num_sessions": len(planned)})
+        if len(planned) == 1:
+            self._fail(planned[0].session)
+        return None
 
     def _take(self, planned: Sequence[SessionRows], logits: Tensor, started_at: float, forward_time_s: float) -> None:
         """Commits what the forward decided, and lets what it computed be found."""
@@ -350,9 +385,9 @@ class Engine:
             session = rows.session
             try:
                 if session.is_scoring:
-                    num_scored = session.cache.length + 1 - session.scored_length
-                    self._rounds.score(rows, logits[first_row : first_row + max(0, num_scored)])
-                    first_row += max(0, num_scored)
+                    start = first_row
+                    first_row += max(0, session.cache.length + 1 - session.scored_length)
+                    self._rounds.score(rows, logits[start:first_row])
                 self._admission.publish(session)
             except Exception:
                 log.exception("prefill failed", extra={"session_id": session.session_id})

@@ -45,6 +45,10 @@ class FlowControl:
         for session, budget in zip(drafted, budgets.tolist(), strict=True):
             session.draft_budget = budget
 
+    def expected_forward_s(self, sessions: Collection[VerifierSession]) -> float:
+        """Time of a forward that takes all of these along, drafts left out; 0 before any was measured."""
+        return self._times.expected_s(min(self._policy.max_step_rows, sum(each.num_uncached for each in sessions)))
+
     def observe_forward(self, num_rows: int, forward_s: float) -> None:
         """A forward over so many rows took this long."""
         self._times.observe(num_rows, forward_s)

@@ -15,6 +15,7 @@ from specdec.messages import DropReason
 from verifier_service.alignment import AlignedDraft, align, cut
 from verifier_service.attachment import PendingDraft
 from verifier_service.fairness import TenantShares
+from verifier_service.patience import AwaitedDraft, worth_waiting_until
 from verifier_service.session import VerifierSession
 
 NO_DRAFT = DraftTokens()
@@ -28,11 +29,18 @@ MAX_SCORED_ROWS = 64
 
 @dataclasses.dataclass(frozen=True)
 class SchedulerPolicy:
-    """Limits of a step. `draft_wait_s`: how long a round waits for a drafter that delivered its last draft in time."""
+    """Limits of a step: at least two rows, so that a prompt advances beside a round.
+
+    `draft_wait_s`: the longest that a round waits, where it pays, for a drafter that delivered its last draft in time.
+    """
 
     max_step_rows: int
     max_draft_tokens: int
     draft_wait_s: float
+
+    def __post_init__(self) -> None:
+        if self.max_step_rows < 2:
+            raise ValueError("a step has at least two rows")
 
     def wait_s(self, session: VerifierSession) -> float:
         """How long a round of this session waits for its draft."""
@@ -41,14 +49,15 @@ class SchedulerPolicy:
 
     def num_rows_for_prompts(self) -> int:
         """Rows of a step that rounds leave to prompts."""
-        return max(1, self.max_step_rows // PREFILL_SHARE) if self.max_step_rows > 1 else 0
+        return max(1, self.max_step_rows // PREFILL_SHARE)
 
 
 @dataclasses.dataclass(frozen=True)
 class SessionRows:
     """One session's rows: `num_prefill` committed tokens that are not cached yet, then the draft's nodes.
 
-    `is_round`: the rows reach the last committed token, so the forward decides at least one token.
+    `is_round`: the rows reach the last committed token, so the forward decides at least one token. `fallback_decode`:
+    the session decodes alone though it has a drafter; `gave_up`: after it waited in vain.
     """
 
     session: VerifierSession
@@ -58,6 +67,7 @@ class SessionRows:
     draft_nodes: Sequence[int] = ()
     answers: PendingDraft | None = None
     fallback_decode: bool = False
+    gave_up: bool = False
 
     @property
     def num_rows(self) -> int:
@@ -87,38 +97,74 @@ class SessionRows:
 
 @dataclasses.dataclass(frozen=True)
 class StepPlan:
-    """Rows to run, drafts that turned out useless, and when to look again if nothing is to be run before."""
+    """Rows to run, drafts that turned out useless, and when to look again if nothing is to be run before.
+
+    Without rows, the step waits for so many drafts; `is_anyone_ready` says whether somebody has none to wait for.
+    """
 
     rows: Sequence[SessionRows]
     dropped: Sequence[tuple[VerifierSession, PendingDraft, DropReason]]
     next_deadline: float | None
+    num_awaited_drafts: int = 0
+    is_anyone_ready: bool = False
 
 
 def plan_step(
-    policy: SchedulerPolicy, sessions: Iterable[VerifierSession], shares: TenantShares, now: float
+    policy: SchedulerPolicy,
+    sessions: Iterable[VerifierSession],
+    shares: TenantShares,
+    now: float,
+    *,
+    forward_s: float = 0.0,
+    ready_since: float | None = None,
 ) -> StepPlan:
     """The next step's rows over the admitted sessions: rounds, then prompts that are scored, then other prompts.
 
     So rows that have logits stand before those that have none.
+
+    Args:
+        policy: limits of the step.
+        sessions: the admitted ones.
+        shares: what each tenant was served.
+        now: the time.
+        forward_s: expected time of the step's forward; 0 where nothing was measured.
+        ready_since: when an earlier plan first found somebody ready and waited for others, if one did.
     """
     rounds: list[SessionRows] = []
     prefills: list[VerifierSession] = []
     dropped: list[tuple[VerifierSession, PendingDraft, DropReason]] = []
-    next_deadline: float | None = None
+    awaited: list[tuple[VerifierSession, AwaitedDraft]] = []
     for session in sessions:
         if session.num_uncached > 1:
             prefills.append(session)
             continue
-        round_or_deadline = _plan_round(policy, session, now, dropped)
-        if isinstance(round_or_deadline, SessionRows):
-            rounds.append(round_or_deadline)
-        elif next_deadline is None or round_or_deadline < next_deadline:
-            next_deadline = round_or_deadline
+        planned = _plan_round(policy, session, now, dropped)
+        if isinstance(planned, SessionRows):
+            rounds.append(planned)
+        else:
+            awaited.append((session, planned))
+    if awaited:
+        drafts = [draft for _, draft in awaited]
+        num_ready = len(rounds) + len(prefills)
+        since = now if ready_since is None else ready_since
+        wait_until, num_drafts = _wait_for(drafts, num_ready, since, forward_s, now)
+        if wait_until > now:
+            return StepPlan([], dropped, wait_until, num_drafts, num_ready > 0)
+        rounds += [SessionRows(session, 1, is_round=True, fallback_decode=True) for session, _ in awaited]
     reserved = policy.num_rows_for_prompts() if prefills else 0
     rows = _fit_rounds(rounds, policy.max_step_rows - reserved, shares)
     if prefills:
         rows += _plan_prefills(prefills, policy.max_step_rows - sum(planned.num_rows for planned in rows), shares)
-    return StepPlan(rows, dropped, next_deadline)
+    return StepPlan(rows, dropped, None)
+
+
+def _wait_for(
+    drafts: Sequence[AwaitedDraft], num_ready: int, ready_since: float, forward_s: float, now: float
+) -> tuple[float, int]:
+    """As `worth_waiting_until`; before any forward was measured, as long as the policy allows while nobody is ready."""
+    if forward_s > 0:
+        return worth_waiting_until(drafts, num_ready, ready_since, forward_s, now)
+    return (now, 0) if num_ready else (min(draft.deadline for draft in drafts), 1)
 
 
 def _plan_round(
@@ -126,8 +172,8 @@ def _plan_round(
     session: VerifierSession,
     now: float,
     dropped: list[tuple[VerifierSession, PendingDraft, DropReason]],
-) -> SessionRows | float:
-    """One session's round, or the time until which it waits for its draft."""
+) -> SessionRows | AwaitedDraft:
+    """One session's round, or the draft that it may wait for."""
     attachment = session.attachment
     if attachment is None:
         return SessionRows(session, 1, is_round=True)
@@ -138,11 +184,17 @@ def _plan_round(
             draft = cut(aligned, max_nodes=session.draft_budget, max_depth=session.num_tokens_left - 1)
             return SessionRows(session, 1, is_round=True, draft=draft.tokens, draft_nodes=draft.nodes, answers=pending)
         dropped.append((session, pending, aligned))
-    if session.draft_budget == 0 or not attachment.delivers:
-        return SessionRows(session, 1, is_round=True, fallback_decode=session.draft_budget > 0)
+    if session.draft_budget == 0 or attachment.asked_at is None:
+        return SessionRows(session, 1, is_round=True)  # a drafter that was told of no budget sends nothing
     # The first round waits for nobody.
     deadline = now if session.ready_at is None else session.ready_at + policy.wait_s(session)
-    return deadline if now < deadline else SessionRows(session, 1, is_round=True, fallback_decode=True)
+    if not attachment.delivers or now >= deadline:
+        return SessionRows(session, 1, is_round=True, fallback_decode=True, gave_up=attachment.delivers)
+    return AwaitedDraft(
+        expected_at=attachment.asked_at + (attachment.draft_latency_s or 0.0),
+        gain=min(attachment.accepted_per_draft, session.draft_budget),
+        deadline=deadline,
+    )
 
 
 def _fit_rounds(rounds: list[SessionRows], max_rows: int, shares: TenantShares) -> list[SessionRows]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
@@ -137,9 +138,9 @@ async def _read(
     """
     credit = asyncio.Semaphore(MAX_COMMANDS_PER_STREAM)
 
-    def receive(addressed: Addressed) -> None:
+    def receive(addressed: Addressed, arrived_at: float) -> None:
         try:
-            target.engine.drafters.receive(stream, addressed)
+            target.engine.drafters.receive(stream, addressed, arrived_at)
         finally:
             target.device.post(credit.release)
 
@@ -157,8 +158,9 @@ async def _read(
                 if answer is not None:
                     mailbox.put(answer)
                 continue
+            arrived_at = time.monotonic()
             await credit.acquire()
-            target.device.submit(partial(receive, addressed))
+            target.device.submit(partial(receive, addressed, arrived_at))
     finally:
         target.device.submit_release(end)
 

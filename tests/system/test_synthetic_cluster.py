@@ -24,7 +24,7 @@ DEADLINE_S = 120.0
 async def cluster() -> AsyncIterator[LocalCluster]:
     room = ("--max-sessions", str(NUM_SESSIONS))
     options = ClusterOptions(
-        model="synthetic:seed=5,forward_ms=1",
+        model="synthetic:seed=5,forward_ms=20",  # longer than a draft takes: nobody waits for drafts that do not pay
         proposer="draft_model",
         draft_model="synthetic:seed=5,acceptance=0.7",
         num_drafters=2,

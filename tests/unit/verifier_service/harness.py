@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -65,6 +65,9 @@ class HashRunner:
         self.num_rows: list[int] = []
         self.caches: list[KVCache] = []
         self.fails = False
+        self.fatal_token_id: int | None = None
+        """A forward that is to compute this token fails."""
+        self.on_forward: Callable[[int], None] = lambda num_rows: None
 
     def new_cache(self, salt: bytes = b"") -> KVCache:
         self.caches.append(KVCache(self.pool, self._storage, salt))
@@ -73,7 +76,8 @@ class HashRunner:
     def forward_rows(self, batch: Sequence[Rows]) -> torch.Tensor:
         self.num_forwards += 1
         self.num_rows.append(sum(len(rows.token_ids) for rows in batch))
-        if self.fails:
+        self.on_forward(self.num_rows[-1])
+        if self.fails or any(self.fatal_token_id in rows.token_ids for rows in batch):
             raise RuntimeError("out of memory")
         if self.num_rows[-1] > self.max_rows or len({id(rows.cache) for rows in batch}) != len(batch):
             raise ValueError("not a batch")
@@ -203,6 +207,7 @@ class Drafter:
         token_ids: Sequence[int],
         start_position: int | None = None,
         attachment_id: int = 1,
+        arrived_at: float | None = None,
         **changes: object,
     ) -> int:
         sequence = self.next_sequence
@@ -211,12 +216,12 @@ class Drafter:
             len(session.opened.prompt_token_ids) + len(session.token_ids) if start_position is None else start_position
         )
         draft = Draft(session.epoch, DraftSequence(sequence), start, tuple(token_ids))
-        self.send(session, attachment_id, dataclasses.replace(draft, **changes))
+        self.send(session, attachment_id, dataclasses.replace(draft, **changes), arrived_at)
         return sequence
 
-    def send(self, session: Session, attachment_id: int, message: object) -> None:
+    def send(self, session: Session, attachment_id: int, message: object, arrived_at: float | None = None) -> None:
         addressed = Addressed(session.session_id, AttachmentId(attachment_id), message)
-        self.bench.engine.drafters.receive(self.stream, addressed)
+        self.bench.engine.drafters.receive(self.stream, addressed, arrived_at)
 
     def answers(self) -> dict[int, list[VerifierMessage]]:
         answers: dict[int, list[VerifierMessage]] = {}

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from specdec.errors import SpecdecError
 from specdec.messages import (
     Advance,
     Attached,
@@ -329,6 +330,23 @@ def test_a_failed_forward_still_answers_the_draft_that_was_in_it(bench, drafter,
     bench.step()
     assert only_answer(drafter, sequence).reason.value == "SESSION_ENDED"
     assert drafter.detached == ["SESSION_ENDED"]
+
+
+def test_a_session_that_makes_every_forward_fail_fails_alone():
+    bench = Bench()
+    outputs = [greedy_token_ids((1 + index, 3), 12) for index in range(5)]
+    fatal = next(token_id for token_id in range(6, 22) if all(token_id not in output for output in outputs))
+    bench.runner.fatal_token_id = fatal
+    sessions = [bench.open((1 + index, 3), session_id=f"s{index}") for index in range(5)]
+    bad = bench.open((fatal, 3), session_id="bad")
+    drafter = Drafter(bench)
+    drafter.attach(bad)
+    sequence = drafter.draft(bad, [1])
+    bench.run(*sessions)
+    assert [session.token_ids for session in sessions] == outputs
+    assert len(bad.of(SpecdecError)) == 1
+    assert only_answer(drafter, sequence).reason.value == "SESSION_ENDED"
+    bench.engine.check_cache()
 
 
 def test_a_drafter_that_repeats_a_refused_attach_fills_no_queue(bench, drafter, session):

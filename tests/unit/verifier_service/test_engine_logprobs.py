@@ -18,6 +18,7 @@ from tests.unit.verifier_service.harness import (
     greedy_token_ids,
     prefix_logits,
 )
+from verifier_service.rounds import Rounds
 
 SAMPLED = SamplingParams(temperature=0.9, top_k=12, frequency_penalty=0.7, repetition_penalty=1.2, seed=11)
 PROMPT = tuple(random.Random(0).randrange(1, 20) for _ in range(40))
@@ -140,3 +141,21 @@ def test_a_sample_has_noise_of_its_own_and_the_first_is_the_seeds():
         outputs.append(session.token_ids)
     assert outputs[0] == outputs[1]
     assert len({tuple(output) for output in outputs}) == 3
+
+
+def test_a_prompt_that_cannot_be_scored_shifts_no_other_prompts_rows(monkeypatch):
+    alone = Bench().open((4, 5, 6, 7), num_prompt_logprobs=1)
+    alone.bench.run(alone)
+    bench = Bench()
+    score = Rounds.score
+
+    def fails_for_one(self, planned, logits):
+        if planned.session.session_id == "bad":
+            raise ArithmeticError
+        score(self, planned, logits)
+
+    monkeypatch.setattr(Rounds, "score", fails_for_one)
+    bench.open((9, 8, 7), session_id="bad", num_prompt_logprobs=1)
+    other = bench.open((4, 5, 6, 7), session_id="other", num_prompt_logprobs=1)
+    bench.run(other)
+    assert other.of(PromptLogprobs) == alone.of(PromptLogprobs)

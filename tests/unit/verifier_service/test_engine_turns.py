@@ -121,7 +121,7 @@ def test_the_queue_is_fair_between_tenants():
     assert single.finished
 
 
-def test_a_session_that_waits_for_its_draft_holds_up_nobody():
+def test_a_session_whose_draft_has_not_come_holds_up_nobody_and_is_left_out_of_no_forward():
     bench = Bench()
     waiting = bench.open((5, 6, 7), session_id="waiting", stop=StopCriteria(max_new_tokens=100))
     drafter = Drafter(bench)
@@ -134,7 +134,7 @@ def test_a_session_that_waits_for_its_draft_holds_up_nobody():
     for _ in range(10):
         bench.step()
     assert len(other.token_ids) == 10
-    assert len(waiting.token_ids) == num_waiting_tokens
+    assert len(waiting.token_ids) == num_waiting_tokens + 10
     deadline = bench.step()
     assert deadline is not None and deadline > bench.now  # noqa: PT018 - it sleeps, it does not spin
 
