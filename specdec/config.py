@@ -122,9 +122,9 @@ class VerifierSettings(_ModelSettings):
     draft_wait_ms: float = Field(default=2000.0, ge=0, le=60_000)
     """A verify step waits no longer for an attached drafter, less where that does not pay, and not at all for one that
     let it wait in vain before. On a CPU a draft of 8 tokens of a 0.5B model takes half a second."""
-    max_step_rows: int = Field(default=256, ge=2, le=65536)
-    """Rows of one forward pass over all sessions: long prompts are cut into such chunks. The device's own limit, which
-    the self-check finds, may be lower."""
+    max_step_rows: int | None = Field(default=None, ge=2, le=65536)
+    """Rows of one forward pass over all sessions: long prompts are cut into such chunks, and whoever comes meanwhile
+    waits for one of them. None: 64 on a CPU, on a GPU the most that the self-check found exact. That bounds it anyway."""
     default_max_new_tokens: int = Field(default=1024, ge=1)
     """Output limit of requests that give none."""
 

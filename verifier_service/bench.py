@@ -37,7 +37,7 @@ class EngineBenchOptions:
     context: int = 200
     long_prompt: int = 4000
     num_steps: int = 30
-    max_step_rows: int = 256
+    max_step_rows: int = 64
 
 
 def measure_engine(options: EngineBenchOptions, say: Callable[[str], None]) -> dict[str, Any]:

@@ -83,7 +83,7 @@ async def _load(settings: VerifierSettings, metrics: VerifierMetrics) -> Target:
     )
     if not self_check.passed:
         log.warning("logits depend on their batch on this device: output is not bit-exact", detail=self_check.detail)
-    max_step_rows = min(settings.max_step_rows, model.runner.max_rows)
+    max_step_rows = min(settings.max_step_rows or model.runner.step_rows, model.runner.max_rows)
     policy = SchedulerPolicy(max_step_rows, settings.max_draft_tokens, settings.draft_wait_ms / 1000)
     limits = EngineLimits(
         settings.max_sessions,

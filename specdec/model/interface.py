@@ -23,6 +23,8 @@ class Runner(Protocol):
         kv_bytes_per_token: of a cache.
         kv_budget_bytes: of all caches together.
         max_rows: of one forward, over all its sessions.
+        step_rows: of one forward where no setting says otherwise: prompts that are read in such chunks keep nobody
+            waiting for long.
         vocabulary_size: V, padding rows included.
         context_limit: most positions of a session.
     """
@@ -35,6 +37,8 @@ class Runner(Protocol):
     def kv_budget_bytes(self) -> int: ...
     @property
     def max_rows(self) -> int: ...
+    @property
+    def step_rows(self) -> int: ...
     @property
     def vocabulary_size(self) -> int: ...
     @property

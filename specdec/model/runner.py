@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 MAX_CPU_ROWS = 512
 """Of one forward. A limit of policy: linear layers split what exceeds their own largest exact count."""
+CPU_STEP_ROWS = 64
+"""A CPU is bound by arithmetic long before: more rows take as much longer, and everybody waits for all of them."""
 MIN_POOL_POSITIONS = 128
 
 
@@ -104,6 +106,11 @@ class ModelRunner:
         if model.dtype != dtype and quantization == "none":
             model.to(dtype)
         return cls(model, kernel, digest, kv_budget_bytes)
+
+    @property
+    def step_rows(self) -> int:
+        """How many rows a forward should have at most where no setting says otherwise."""
+        return min(CPU_STEP_ROWS, self.max_rows) if self.device.type == "cpu" else self.max_rows
 
     def use_row_counts(self, counts: Iterable[int]) -> None:
         """Layers run on these numbers of rows from now on. On CUDA one forward has no more than the largest, and each

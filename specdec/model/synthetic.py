@@ -26,6 +26,7 @@ from specdec.model.synthetic_options import SyntheticOptions
 from specdec.model.synthetic_tokenizer import END_TOKEN_ID, FIRST_WORD_ID
 
 MAX_ROWS = 4096
+STEP_ROWS = 512
 _VERSION = "1"
 _DEFAULT_SESSIONS = 256
 """So many of full context fit the cache where no budget is given: 16 bytes a position, touched when they are used."""
@@ -36,6 +37,7 @@ class SyntheticRunner:
 
     kv_bytes_per_token: int
     max_rows = MAX_ROWS
+    step_rows = STEP_ROWS
 
     def __init__(
         self,
