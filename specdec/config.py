@@ -124,7 +124,7 @@ class VerifierSettings(_ModelSettings):
     let it wait in vain before. On a CPU a draft of 8 tokens of a 0.5B model takes half a second."""
     max_step_rows: int | None = Field(default=None, ge=2, le=65536)
     """Rows of one forward pass over all sessions: long prompts are cut into such chunks, and whoever comes meanwhile
-    waits for one of them. None: 64 on a CPU, on a GPU the most that the self-check found exact. That bounds it anyway."""
+    waits for one of them. None: 64 on a CPU, on a GPU the most that the self-check found exact."""
     default_max_new_tokens: int = Field(default=1024, ge=1)
     """Output limit of requests that give none."""
 
