@@ -8,6 +8,7 @@ Legend: M rows, F features.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -25,7 +26,7 @@ _CURVES: tuple[Curve, ...] = ("silu", "gelu_tanh", "tanh", "sigmoid")
 _COLUMNS = 2048  # a share of a row, for one thread
 _WORK_OF_ONE_THREAD = 1 << 14  # elements
 _ONE_TORCH_THREAD = 32767  # elements; torch splits larger elementwise work between threads
-_VECTORS = 64  # elements; torch's vector loops take at most so many in a turn
+VECTORS = 64  # elements; torch's vector loops take at most so many in a turn
 _JOB = np.dtype(
     [
         *((name, np.int64) for name in ("x", "out", "rows", "features", "x_stride", "times", "curve")),
@@ -145,6 +146,18 @@ def curve_of(activation: nn.Module) -> Curve | None:
     return next((curve for curve, known in expected.items() if torch.allclose(values, known, atol=1e-6)), None)
 
 
+def in_row_blocks(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """function(x) for an elementwise function of torch, over blocks of rows that it cuts at no place of its own."""
+    x = x.contiguous()  # torch walks through strided rows in another way than through a single one
+    rows = x.view(-1, x.shape[-1])
+    block_rows = max(1, _ONE_TORCH_THREAD // x.shape[-1])
+    if x.shape[-1] % VECTORS:  # a row's end would lie elsewhere in a vector
+        block_rows = 1
+    elif rows.shape[0] <= block_rows:
+        return function(x)
+    return torch.cat([function(block) for block in split_rows(rows, block_rows)]).view(x.shape)
+
+
 class RowActivation(nn.Module):
     """An activation that gives a row the same bits whatever rows are beside it."""
 
@@ -155,14 +168,7 @@ class RowActivation(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.curve is not None and x.dtype == torch.float32:
             return activate(x, self.curve)
-        x = x.contiguous()  # torch walks through strided rows in another way than through a single one
-        rows = x.view(-1, x.shape[-1])
-        block_rows = max(1, _ONE_TORCH_THREAD // x.shape[-1])
-        if x.shape[-1] % _VECTORS:  # a row's end would lie elsewhere in a vector
-            block_rows = 1
-        elif rows.shape[0] <= block_rows:
-            return self.inner(x)  # type: ignore[no-any-return]
-        return torch.cat([self.inner(block) for block in split_rows(rows, block_rows)]).view(x.shape)
+        return in_row_blocks(self.inner, x)
 
 
 class GatedActivation(nn.Module):

@@ -6,6 +6,7 @@ Legend: R rows of one session, M rows of the forward with padding, W rows with l
 rows).
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Self
@@ -19,6 +20,7 @@ from specdec.messages import Numerics
 from specdec.model.attention import ATTENTION_NAME, AttentionBatch, OutputBuffer
 from specdec.model.attention_plan import AttentionPlan, SessionRows, plan_attention, refuse_bad_tree
 from specdec.model.block_pool import BLOCK_SIZE, BlockPool, OutOfBlocksError
+from specdec.model.exact_elementwise import ExactElementwise
 from specdec.model.kv_budget import default_kv_budget_bytes
 from specdec.model.kv_cache import CacheLayout, KVCache, KVStorage
 from specdec.model.linear import LinearKernel, Quantization, choose_kernel
@@ -81,6 +83,7 @@ class ModelRunner:
         self.model = model
         model.set_attn_implementation(ATTENTION_NAME)
         swap_modules(model, kernel, self.body_counts, self.head_counts)
+        self._elementwise = ExactElementwise()
         self._prove_that_every_layer_attends_here()
 
     @classmethod
@@ -177,13 +180,14 @@ class ModelRunner:
 
     def _run_model(self, token_ids: Tensor, positions: Tensor, wanted_rows: Tensor, plan: AttentionPlan) -> Tensor:
         """Token ids [1, M], positions [1, M], wanted rows [W], int64 on the device, to logits [W, V] float32."""
-        output = self.model(
-            input_ids=token_ids,
-            position_ids=positions,
-            use_cache=False,
-            logits_to_keep=wanted_rows,
-            specdec_batch=AttentionBatch(self._attention, plan, self._outputs),
-        )
+        with self._elementwise if self._elementwise.was_needed else contextlib.nullcontext():
+            output = self.model(
+                input_ids=token_ids,
+                position_ids=positions,
+                use_cache=False,
+                logits_to_keep=wanted_rows,
+                specdec_batch=AttentionBatch(self._attention, plan, self._outputs),
+            )
         logits: Tensor = output.logits[0]
         return logits.float()
 
@@ -196,13 +200,15 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _prove_that_every_layer_attends_here(self) -> None:
-        """One row: a model that keeps state of its own, or attends past our function, is refused."""
+        """One row: a model that keeps state of its own, or attends past our function, is refused. Shows, too, whether
+        its code calls elementwise functions by itself."""
         config, cache = self.model.config, self.new_cache()
         cache.reserve(1)
         batch = AttentionBatch(self._attention, plan_attention([SessionRows(cache, 1)], 1), self._outputs)
         token = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         try:
-            self.model(input_ids=token, position_ids=token, use_cache=False, specdec_batch=batch)
+            with self._elementwise.watching(self.model):
+                self.model(input_ids=token, position_ids=token, use_cache=False, specdec_batch=batch)
         except (TypeError, RuntimeError, AttributeError, IndexError) as error:
             raise ModelLoadError(f"models of type {config.model_type} are not supported: {error}") from error
         finally:
