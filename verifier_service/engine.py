@@ -136,6 +136,7 @@ class Engine:
         )
         if ended is not None:
             self._tell_end(session, ended)
+            self._admit()  # somebody may have waited for what the owner before held
 
     def close_session(self, session_id: SessionId, sink: SessionSink) -> None:
         """Frees the session that was opened with this sink, since nobody reads it any more. Another one stays."""

@@ -206,3 +206,13 @@ def test_the_owner_of_an_open_session_is_never_forgotten(monkeypatch):
         bench.close(bench.open(PROMPT, session_id=f"s{index}"))
     assert bench.open(PROMPT, session_id="kept", epoch=4).events == [Fenced(5)]
     bench.run(session)
+
+
+def test_whoever_waits_is_admitted_when_a_running_session_is_taken_over_with_its_output_complete():
+    bench = Bench(max_sessions=1)
+    bench.open(PROMPT, session_id="taken over")
+    waiting = bench.open((8, 9), session_id="waiting")
+    complete = (*PROMPT, *greedy_token_ids(PROMPT, 12))
+    assert bench.open(PROMPT, session_id="taken over", epoch=2, committed=complete).finished
+    bench.run(waiting)
+    assert waiting.token_ids == greedy_token_ids((8, 9), 12)
