@@ -20,6 +20,9 @@ from torch import Tensor, nn
 from specdec import openmp
 from specdec.model.row_counts import split_rows
 
+ACTIVATION_KERNELS = "activations v1"
+"""Name and version, of `in_row_blocks` too: the version rises with every change that can change a bit."""
+
 Curve = Literal["silu", "gelu_tanh", "tanh", "sigmoid"]
 
 _CURVES: tuple[Curve, ...] = ("silu", "gelu_tanh", "tanh", "sigmoid")

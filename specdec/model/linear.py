@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from specdec.errors import ModelLoadError
 from specdec.model.row_counts import RowCounts, split_rows
-from specdec.model.row_product import PackedWeights
+from specdec.model.row_product import ROW_PRODUCT_KERNEL, PackedWeights
 
 Quantization = Literal["none", "int8", "int4"]
 
@@ -208,7 +208,7 @@ def choose_kernel(device: torch.device, dtype: torch.dtype, quantization: Quanti
         return LinearKernel("onednn-bfloat16-packed", OnednnBfloat16Linear, "bfloat16", dtype, rows, (64, 48))
     if device.type == "cpu" and _has_fused_multiply_add():
         return LinearKernel(
-            "independent-rows", IndependentRowsLinear, weights_dtype, torch.float32, _INDEPENDENT_ROWS, (8,), True
+            ROW_PRODUCT_KERNEL, IndependentRowsLinear, weights_dtype, torch.float32, _INDEPENDENT_ROWS, (8,), True
         )
     rows, references = (_CPU_ROWS, (48, 8, 1)) if device.type == "cpu" else (_GPU_ROWS, (64, 32, 16))
     return LinearKernel("torch-linear", PlainLinear, weights_dtype, dtype, rows, references)

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from specdec import openmp
 
+NORM_KERNEL = "rms-norm v1"
+"""Name and version: the version rises with every change that can change a bit."""
 _JOB = np.dtype(
     [*((name, np.int64) for name in ("x", "weight", "out", "rows", "features")), ("epsilon", np.float64)], align=True
 )

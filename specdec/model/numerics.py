@@ -14,7 +14,9 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from specdec.messages import Numerics
+from specdec.model.activations import ACTIVATION_KERNELS
 from specdec.model.linear import LinearKernel
+from specdec.model.norms import NORM_KERNEL
 from specdec.model.paged_attention import attention_kernel_name
 
 _CONFIG_NOT_OF_THE_MODEL = ("_name_or_path", "transformers_version", "architectures", "dtype", "quantization_config")
@@ -34,7 +36,7 @@ def numerics_of(
         "libraries": _libraries(device),
     }
     described = {key: value for key, value in config.to_dict().items() if key not in _CONFIG_NOT_OF_THE_MODEL}
-    text = json.dumps({**facts, "config": described}, sort_keys=True, default=str)
+    text = json.dumps({**facts, "row_kernels": _row_kernels(device), "config": described}, sort_keys=True, default=str)
     return Numerics(fingerprint=hashlib.sha256(text.encode()).hexdigest(), **facts)
 
 
@@ -45,6 +47,15 @@ def digest_of_parameters(model: nn.Module) -> str:
         digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
         digest.update(parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def _row_kernels(device: torch.device) -> list[str]:
+    """Our own kernels beside those of linears and attention. What compiled them stands in the attention's name."""
+    if device.type == "cpu":
+        return [NORM_KERNEL, ACTIVATION_KERNELS]
+    from specdec.model.cuda.rms_norm import CUDA_NORM_KERNEL
+
+    return [CUDA_NORM_KERNEL]
 
 
 def _device_name(device: torch.device) -> str:

@@ -23,6 +23,8 @@ from torch import Tensor
 
 from specdec import openmp
 
+ROW_PRODUCT_KERNEL = "independent-rows v1"
+"""Name and version: the version rises with every change that can change a bit."""
 PANEL = 24
 _LANES, _INPUT_BLOCK, _ROW_BLOCK = 8, 256, 96
 _FORMATS = (torch.float16, torch.bfloat16, torch.float32)

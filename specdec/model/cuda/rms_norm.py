@@ -13,6 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
+CUDA_NORM_KERNEL = "triton-rms-norm v1"
+"""Name and version: the version rises with every change that can change a bit."""
+
 
 @triton.jit
 def _rms_norm(

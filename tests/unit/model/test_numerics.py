@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from specdec.messages import Numerics
@@ -26,6 +27,13 @@ def test_weights_kernel_and_configuration_are_all_in_the_fingerprint() -> None:
         numerics(rope_parameters={"rope_type": "default", "rope_theta": 5e5}),
     ]
     assert len({variant.fingerprint for variant in variants}) == len(variants)
+
+
+@pytest.mark.parametrize("kernel", ["NORM_KERNEL", "ACTIVATION_KERNELS"])
+def test_the_versions_of_our_own_kernels_are_in_the_fingerprint(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = numerics()
+    monkeypatch.setattr(f"specdec.model.numerics.{kernel}", "another v2")
+    assert numerics().fingerprint != before.fingerprint
 
 
 def test_where_a_model_was_loaded_from_is_not_in_the_fingerprint() -> None:
