@@ -52,9 +52,22 @@ def kept(**options: Any) -> Callable[[F], F]:
 
     def decorate(function: F) -> F:
         with kept_by_content(function) as can_be_kept:
-            return njit(cache=can_be_kept, **options)(function)  # type: ignore[no-any-return]
+            compiled: Any = njit(cache=can_be_kept, **options)(function)
+        if can_be_kept:
+            compiled._cache.save_overload = _where_there_is_room(compiled._cache.save_overload)
+        return compiled  # type: ignore[no-any-return]
 
     return decorate
+
+
+def _where_there_is_room(save: Callable[..., None]) -> Callable[..., None]:
+    """A disk may be full by the time that a kernel is compiled; it serves all the same."""
+
+    def save_or_not(*arguments: Any) -> None:
+        with contextlib.suppress(OSError):
+            save(*arguments)
+
+    return save_or_not
 
 
 def _root() -> Path:

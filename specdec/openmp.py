@@ -73,7 +73,10 @@ def kernel(arguments: dtype[Any]) -> Callable[[Callable[..., None]], Any]:
 
     def compile_kernel(function: Callable[..., None]) -> Any:
         with kept_by_content(function) as can_be_kept:
-            return cfunc(signature, cache=can_be_kept, nopython=True)(function)
+            try:
+                return cfunc(signature, cache=can_be_kept, nopython=True)(function)
+            except OSError:  # no room to keep it
+                return cfunc(signature, nopython=True)(function)
 
     return compile_kernel
 

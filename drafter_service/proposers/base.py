@@ -1,7 +1,7 @@
 """What every way of guessing looks like to the draft loop. Knows the shapes; refuses to know any proposer.
 
 A *proposer* is loaded once and serves many sessions; a *proposer session* holds what one session needs (a cache, an
-index). All methods of a session, and `Proposer.new_session`, are called from the one device thread.
+index). All methods of a session but `backlog`, and `Proposer.new_session`, are called from the one device thread.
 """
 
 import dataclasses
@@ -74,7 +74,10 @@ class ProposerSession(Protocol):
         ...
 
     def backlog(self, committed_token_ids: Sequence[int]) -> int:
-        """Committed tokens that `warm` would work off. 0 where the session does not want it now."""
+        """Committed tokens that `warm` would work off. 0 where the session does not want it now.
+
+        Called on the event loop's thread while no other method of the session runs: it must be quick, and only look.
+        """
         ...
 
     def warm(self, committed_token_ids: Sequence[int]) -> None:

@@ -1,12 +1,17 @@
 """A kernel on disk is never used once any source that it is made of says something else."""
 
+import errno
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import numpy as np
 import pytest
+from numba import carray
+from numba.core.caching import IndexDataCacheFile
 
-from specdec import kernel_cache
+from specdec import kernel_cache, openmp
 
 
 def write_module(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, text: str) -> Path:
@@ -63,6 +68,40 @@ def test_a_kernel_is_compiled_for_this_process_alone_where_the_user_has_no_home(
     monkeypatch.setattr(Path, "home", no_home)
     with kernel_cache.kept_by_content(write_module) as can_be_kept:
         assert not can_be_kept
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Full from the moment that the folder of kernels is there."""
+
+    def no_space(*_arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path))
+    monkeypatch.setattr(IndexDataCacheFile, "_save_index", no_space)
+    monkeypatch.setattr(IndexDataCacheFile, "_save_data", no_space)
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_function_is_compiled_for_this_process_alone_where_the_disk_is_full():
+    @kernel_cache.kept()
+    def twice(number: int) -> int:
+        return 2 * number
+
+    assert twice(21) == 42
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_kernel_is_compiled_for_this_process_alone_where_the_disk_is_full():
+    record = np.dtype([("number", np.int64)], align=True)
+
+    @openmp.kernel(record)
+    def double(arguments: Any) -> None:
+        carray(arguments, 1)[0].number *= 2
+
+    job = np.full(1, 21, dtype=np.int64).view(record)
+    openmp.run(double, job, alone=True)
+    assert job["number"] == [42]
 
 
 def test_every_function_that_is_kept_is_kept_by_content():

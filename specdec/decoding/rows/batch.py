@@ -20,7 +20,7 @@ from specdec.decoding.draft import DraftTokens
 from specdec.decoding.noise import Noise, Purpose
 from specdec.decoding.round_input import RoundInput
 from specdec.decoding.rows.arithmetic import BLOCK
-from specdec.decoding.rows.deciding import decide_rounds
+from specdec.decoding.rows.deciding import walk_drafts
 from specdec.decoding.rows.records import BATCH, COUPLED, DEPTH, GREEDY, NODE, RESIDUAL, ROUND
 from specdec.decoding.rows.scoring import score_rows
 from specdec.decoding.rows.truncation import DIGIT_BUCKETS
@@ -47,7 +47,7 @@ def walk_rounds(
         logits: [R, V] float32 on the CPU.
     """
     batch = _Batch(rounds, first_rows, vocabulary_size)
-    batch.run(decide_rounds, logits)
+    batch.run(walk_drafts, logits)
     return batch.decisions()
 
 
@@ -132,7 +132,7 @@ class _Batch:
         openmp.run(kernel, batch, alone=len(self._rounds) <= _FEW_ROWS)
 
     def decisions(self) -> list[tuple[list[int], int]]:
-        """What `decide_rounds` wrote."""
+        """What `walk_drafts` wrote."""
         accepted = self._node_records["accepted"].tolist()
         return [
             (accepted[first : first + number], next_token_id)

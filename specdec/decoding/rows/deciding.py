@@ -73,7 +73,7 @@ def _decide_row(
 
 
 @openmp.kernel(BATCH)
-def decide_rounds(arguments: Any) -> None:
+def walk_drafts(arguments: Any) -> None:
     """Walks every round's draft from the root, and writes what it decides into the rounds and the nodes."""
     batch = carray(arguments, 1)[0]
     rounds = carray(openmp.pointer(batch.rounds), (batch.num_rounds,), ROUND)
