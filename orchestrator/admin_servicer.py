@@ -87,7 +87,7 @@ class AdminServicer(AdminServiceServicer):
     ) -> pb.KillSessionResponse:
         found = self._sessions.is_running(request.session_id)
         if found:
-            await self._sessions.cancel(request.session_id)
+            await self._sessions.cancel(request.session_id, tenant=None)
         return pb.KillSessionResponse(found=found)
 
     def _set_drained(self, endpoint: str, *, drained: bool) -> None:

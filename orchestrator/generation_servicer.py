@@ -49,7 +49,8 @@ class GenerationServicer(GenerationServiceServicer):
     async def Cancel(  # noqa: N802 - the name of the RPC
         self, request: pb.CancelRequest, context: Context
     ) -> pb.CancelResponse:
-        return pb.CancelResponse(found=await self._sessions.cancel(request.session_id))
+        tenant = tenant_from_metadata(context.invocation_metadata())
+        return pb.CancelResponse(found=await self._sessions.cancel(request.session_id, tenant))
 
     async def GetStatus(  # noqa: N802 - the name of the RPC
         self, request: pb.GenerationServiceGetStatusRequest, context: Context

@@ -179,9 +179,11 @@ class SessionStore:
         lease = Lease(checkpoint.session_id, checkpoint.epoch, checkpoint.owner_nonce)
         return await self._write("restore", lease, arguments, request_id)
 
-    async def cancel(self, session_id: SessionId, *, request_id: str | None = None) -> bool:
-        """Deletes a session and fences its owner. False where there was none."""
-        status, _, _ = await self._run("cancel", session_id, [_milliseconds(self.settings.session_ttl_s)], request_id)
+    async def cancel(self, session_id: SessionId, tenant: str | None = None, *, request_id: str | None = None) -> bool:
+        """Deletes a session and fences its owner. False where there was none, or none of this tenant; None: of any."""
+        whose = ["0", ""] if tenant is None else ["1", tenant]
+        arguments = [_milliseconds(self.settings.session_ttl_s), *whose]
+        status, _, _ = await self._run("cancel", session_id, arguments, request_id)
         return WriteStatus(status.decode()) is WriteStatus.OK
 
     async def read(self, session_id: SessionId) -> SessionRecord | None:

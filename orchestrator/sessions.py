@@ -133,9 +133,9 @@ class Sessions:
             async for frame in frames:
                 yield frame
 
-    async def cancel(self, session_id: str) -> bool:
+    async def cancel(self, session_id: str, tenant: str | None) -> bool:
         """Ends a session, with all samples of its request, wherever it runs, and deletes its record. False where there
-        is none.
+        is none, or none of this tenant; None: of any.
 
         Raises:
             StoreUnavailableError: it does not run here, and the store that may know it does not answer.
@@ -143,8 +143,10 @@ class Sessions:
         name = SessionId(validate_session_id(session_id))
         names = self._sessions_of(name)
         runners = [self._runners[each] for each in names if each in self._runners]
+        if tenant is not None and any(runner.tenant != tenant for runner in runners):
+            return False
         await asyncio.gather(*(self._end(runner, StopReason.CANCELLED) for runner in runners))
-        deleted = await asyncio.gather(*(self._delete_record(each, must=not runners) for each in names))
+        deleted = await asyncio.gather(*(self._delete_record(each, tenant, must=not runners) for each in names))
         return any(deleted) or bool(runners)
 
     def is_running(self, session_id: str) -> bool:
@@ -227,9 +229,9 @@ class Sessions:
             return (name,)
         return (name, *(sample_session_id(name, index) for index in range(MAX_SAMPLES)))
 
-    async def _delete_record(self, name: SessionId, *, must: bool) -> bool:
+    async def _delete_record(self, name: SessionId, tenant: str | None, *, must: bool) -> bool:
         try:
-            return await self._context.store.cancel(name)
+            return await self._context.store.cancel(name, tenant)
         except StoreUnavailableError:
             if must:
                 raise

@@ -92,10 +92,10 @@ class GenerationClient:
             call.cancel()
 
     async def cancel(self, session_id: SessionId) -> bool:
-        """Ends a session, or all samples of a request; whether there was one."""
+        """Ends a session of this client's tenant, or all samples of a request; whether there was one."""
         try:
             request = generation_pb2.CancelRequest(session_id=session_id)
-            return (await self._stub.Cancel(request, timeout=_SHORT_CALL_S)).found
+            return (await self._stub.Cancel(request, timeout=_SHORT_CALL_S, metadata=self._metadata)).found
         except grpc.aio.AioRpcError as error:
             raise self._error(error) from error
 

@@ -129,10 +129,11 @@ class Client:
                 answer.token_ids = list(received)
         return answer
 
-    async def cancel(self, session_id: str) -> bool:
+    async def cancel(self, session_id: str, tenant: str = "") -> bool:
         request = generation_pb2.CancelRequest(session_id=session_id)
         try:
-            return bool((await self.generation.Cancel(request, timeout=DEADLINE_S)).found)
+            metadata = tenant_to_metadata(tenant)
+            return bool((await self.generation.Cancel(request, timeout=DEADLINE_S, metadata=metadata)).found)
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from error
 

@@ -54,6 +54,23 @@ async def test_a_resume_under_another_tenant_finds_nothing_and_disturbs_nobody(
     assert verifier.sessions[-1].request.tenant == "team-a"
 
 
+async def test_a_cancel_under_another_tenant_finds_nothing_and_disturbs_nobody(
+    client: Client, verifier: FakeVerifier, store: SessionStore
+) -> None:
+    verifier.round_s = SLOW_S
+    for name, is_running in (("running", True), ("over", False)):
+        call = client.call(dataclasses.replace(SPEC, stop=StopCriteria(max_new_tokens=20)), name, "team-a")
+        await read_until_all_have_tokens(call, 1)
+        if not is_running:
+            await drained(call)
+        for tenant in ("", "team-b"):
+            assert not await client.cancel(name, tenant)
+        if is_running:
+            await drained(call)
+        await record_in(store, name, RecordState.FINISHED)
+        assert await client.cancel(name, "team-a")
+
+
 @pytest.mark.parametrize("tenant", ["with space", "x" * 65, "a/b", "a.b"])
 async def test_a_tenant_with_a_name_that_could_harm_a_key_is_refused(client: Client, tenant: str) -> None:
     told = await error_of(client.generate(GenerationSpec(prompt="x"), tenant=tenant))
