@@ -90,15 +90,14 @@ class Engine:
         self._draining = False
         self._checked_at = -IDLE_CHECK_INTERVAL_S
         self._is_checked = True
+        self._observe_occupancy()
 
     def load(self) -> Load:
         """How busy the engine is. May be called from any thread: counts may be one step old."""
-        pool = self._runner.pool
-        num_used_blocks = pool.num_blocks - pool.num_free_blocks
         return Load(
             num_active_sessions=len(self._admission.active),
             num_waiting_sessions=self._admission.num_waiting,
-            kv_used_bytes=num_used_blocks * BLOCK_SIZE * self._runner.kv_bytes_per_token,
+            kv_used_bytes=self._runner.pool.num_used_blocks * BLOCK_SIZE * self._runner.kv_bytes_per_token,
             kv_budget_bytes=self._runner.kv_budget_bytes,
             num_attachments=sum(session.attachment is not None for session in list(self._open.values())),
         )
@@ -201,7 +200,7 @@ class Engine:
             self._assign_budgets()
             for session in admitted:
                 self.drafters.tell_budget(session)
-        self._observer.sessions(len(self._admission.active), self._admission.num_waiting)
+        self._observe_occupancy()
 
     def _release(self, session: VerifierSession) -> None:
         self.drafters.end_session(session)
@@ -209,7 +208,11 @@ class Engine:
         self._flow.forget(session)
         del self._open[session.session_id]
         self._is_checked = False
+        self._observe_occupancy()
+
+    def _observe_occupancy(self) -> None:
         self._observer.sessions(len(self._admission.active), self._admission.num_waiting)
+        self._observer.blocks(self._runner.pool.num_used_blocks, self._runner.pool.num_blocks)
 
     def _fail(self, session: VerifierSession) -> None:
         session.sink(SpecdecError("the round failed"))
@@ -345,8 +348,6 @@ class Engine:
             self._shares.charge(rows.session.tenant, rows.num_rows)
         self._take(planned, logits, started_at, forward_time_s)
         self._observer.step(num_rows, forward_time_s, self._clock() - started_at)
-        pool = self._runner.pool
-        self._observer.blocks(pool.num_blocks - pool.num_free_blocks, pool.num_blocks)
 
     def _forward(self, planned: Sequence[SessionRows]) -> Tensor | None:
         """Logits; None where the forward failed, and with it the session that was in it alone."""

@@ -40,6 +40,11 @@ class BlockPool:
         return len(self._free) + len(self._cached)
 
     @property
+    def num_used_blocks(self) -> int:
+        """Blocks that somebody holds."""
+        return self.num_blocks - self.num_free_blocks
+
+    @property
     def num_cached_blocks(self) -> int:
         """Published blocks that nobody holds."""
         return len(self._cached)

@@ -123,6 +123,8 @@ class CountingObserver:
     refused: list[str] = dataclasses.field(default_factory=list)
     num_preemptions: int = 0
     num_inconsistencies: int = 0
+    num_used_blocks: int = 0
+    num_blocks: int = 0
 
     def sessions(self, num_active: int, num_waiting: int) -> None: ...
 
@@ -132,7 +134,8 @@ class CountingObserver:
 
     def step(self, num_rows: int, forward_time_s: float, step_time_s: float) -> None: ...
 
-    def blocks(self, num_used: int, num_blocks: int) -> None: ...
+    def blocks(self, num_used: int, num_blocks: int) -> None:
+        self.num_used_blocks, self.num_blocks = num_used, num_blocks
 
     def preempted(self) -> None:
         self.num_preemptions += 1

@@ -289,3 +289,13 @@ def test_an_idle_engine_finds_blocks_that_were_lost_and_goes_on():
     session = bench.open(PROMPT)
     bench.run(session)
     assert session.token_ids == greedy_token_ids(PROMPT, 12)
+
+
+def test_the_blocks_that_an_operator_sees_are_those_held_now_also_when_no_forward_follows():
+    bench = Bench()
+    assert bench.observer.num_blocks == bench.runner.pool.num_blocks
+    session = bench.open((5, 6, 7) * 8)
+    bench.step()
+    assert bench.observer.num_used_blocks == bench.runner.pool.num_used_blocks > 0
+    bench.close(session)
+    assert bench.observer.num_used_blocks == bench.runner.pool.num_used_blocks == 0
