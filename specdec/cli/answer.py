@@ -52,8 +52,12 @@ class Answer:
         return 1 + speculative.num_accepted_tokens / speculative.num_drafts if speculative.num_drafts else None
 
     def to_json(self) -> dict[str, Any]:
-        """What `specdec generate --json` writes of one output."""
+        """What `specdec generate --json` writes of one output, and what it takes to have it again."""
         written = {
+            "model": self.started.model,
+            "seed": self.started.seed,
+            "acceptance_rule": self.started.acceptance_rule.value,
+            "numerics_fingerprint": self.started.numerics_fingerprint,
             "text": self.text,
             "token_ids": list(self.token_ids),
             "finish_reason": self.finished.reason.value,

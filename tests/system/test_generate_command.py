@@ -11,6 +11,11 @@ from tests.system.scripted_service import scripted_service
 
 pytestmark = pytest.mark.system
 
+KEYS = {
+    *("model", "seed", "acceptance_rule", "numerics_fingerprint"),
+    *("text", "token_ids", "finish_reason", "usage", "speculative"),
+}
+
 
 async def generate(*arguments: str, stdin: bytes = b"") -> tuple[int | None, str, str]:
     process = await asyncio.create_subprocess_exec(
@@ -63,7 +68,7 @@ async def test_json_is_one_object_with_the_promised_keys() -> None:
         code, out, _ = await generate("hi", "--endpoint", endpoint, "--json")
         written = json.loads(out)
         assert code == 0
-        assert set(written) == {"text", "token_ids", "finish_reason", "usage", "speculative"}
+        assert set(written) == KEYS
         assert (written["text"], written["token_ids"]) == ("two wörds held back", [5, 6, 7])
 
 
@@ -86,7 +91,7 @@ async def test_samples_in_json_are_one_object_each() -> None:
         written = json.loads(out)
         assert set(written) == {"samples"}
         assert [sample["text"] for sample in written["samples"]] == ["two wörds held back", "two wörds held back1"]
-        assert set(written["samples"][0]) == {"text", "token_ids", "finish_reason", "usage", "speculative"}
+        assert set(written["samples"][0]) == KEYS
 
 
 async def test_log_probabilities_stand_behind_the_text_in_a_line_for_each_token() -> None:

@@ -33,9 +33,17 @@ async def test_an_answer_without_drafts_has_no_acceptance_figures() -> None:
 async def test_the_json_of_an_answer_has_the_promised_keys() -> None:
     answer = await collect(stream([STARTED, delta(["a"], 0, NextTokenKind.PLAIN), finished()]))
     written = json.loads(json.dumps(answer.to_json()))
-    assert set(written) == {"text", "token_ids", "finish_reason", "usage", "speculative"}
+    assert set(written) == {
+        *("model", "seed", "acceptance_rule", "numerics_fingerprint"),
+        *("text", "token_ids", "finish_reason", "usage", "speculative"),
+    }
     assert written["finish_reason"] == "LENGTH"
     assert written["usage"] == {"num_prompt_tokens": 3, "num_output_tokens": 2, "num_cached_prompt_tokens": 0}
+
+
+async def test_the_json_tells_the_seed_that_the_server_drew() -> None:
+    answer = await collect(stream([STARTED, finished()]))
+    assert answer.to_json()["seed"] == STARTED.seed
 
 
 async def test_a_rate_is_tokens_over_the_whole_time() -> None:
