@@ -126,13 +126,14 @@ class BareWeight(Tensor):
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(function, "__name__", str(function))
-        if function is F.linear and len(args) == 2 and type(args[1]) is cls and not kwargs:
-            return ExactRows.of(args[1].linear(_plain(args[0]).to(args[1].dtype)))
+        if function is F.linear and type(args[1]) is cls and not kwargs:
+            product = args[1].linear(_plain(args[0]).to(args[1].dtype))
+            return ExactRows.of(product if args[2:] in ((), (None,)) else product + args[2])
         if name == "__get__":  # its shape, dtype or device
             return super().__torch_function__(function, types, args, kwargs or {})  # type: ignore[no-untyped-call]
         if name in ("to", "type", "float") and type(args[0]) is cls:  # the product's precision is the kernel's affair
             return args[0]
-        raise ModelLoadError(f"weights outside linear and embedding layers are used by {name}, not by a linear product")
+        raise ModelLoadError(f"weights outside linear and embedding layers are given to {name}, not to F.linear alone")
 
 
 class ExactRows(Tensor):

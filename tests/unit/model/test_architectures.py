@@ -34,6 +34,7 @@ from tests.unit.model.tiny import Architecture, tiny_model
 VOCABULARY_SIZE = 320
 ARCHITECTURES: list[Architecture] = [
     "llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi", "mixtral", "qwen2_moe", "qwen3_moe",
+    "gpt_oss",
 ]  # fmt: skip
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]  # the last is `auto` on a processor without bfloat16
 

@@ -74,12 +74,14 @@ def test_a_routers_matrix_is_multiplied_row_by_row_and_used_for_nothing_else() -
     weight = BareWeight.around(make_linear(matrix, None), torch.float32, torch.device("cpu"))
     scores = F.linear(x, weight)
     torch.testing.assert_close(scores.as_subclass(Tensor), x @ matrix.T)
+    biased = F.linear(x, weight, torch.arange(6.0))
+    assert torch.equal(biased.as_subclass(Tensor), scores.as_subclass(Tensor) + torch.arange(6.0))
     assert weight.shape == (6, 64)
     assert weight.dtype == torch.float32
     assert torch.equal(
         F.linear(x, weight.float())[2:3].as_subclass(Tensor), F.linear(x[2:3], weight).as_subclass(Tensor)
     )
-    with pytest.raises(ModelLoadError, match="used by matmul"):
+    with pytest.raises(ModelLoadError, match="given to matmul"):
         torch.matmul(weight, x)
 
 

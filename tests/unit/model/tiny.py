@@ -15,6 +15,8 @@ from transformers import (
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -37,7 +39,7 @@ from transformers import (
 )
 
 Architecture = Literal[
-    "llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi", "mixtral", "qwen2_moe", "qwen3_moe"
+    "llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi", "mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"
 ]
 _WINDOW = 16
 _GEMMA: dict[str, Any] = {"head_dim": 16, "sliding_window": _WINDOW, "tie_word_embeddings": False}
@@ -53,7 +55,11 @@ _CLASSES: dict[Architecture, tuple[type[PreTrainedConfig], Any, dict[str, Any]]]
     "mixtral": (MixtralConfig, MixtralForCausalLM, {"num_local_experts": 4, "sliding_window": None}),
     "qwen2_moe": (Qwen2MoeConfig, Qwen2MoeForCausalLM, {**_EXPERTS, "shared_expert_intermediate_size": 80}),
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, {**_EXPERTS, "head_dim": 16, "norm_topk_prob": True}),
-}
+    "gpt_oss": (
+        GptOssConfig, GptOssForCausalLM,
+        {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": _WINDOW},
+    ),
+}  # fmt: skip
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 END_TOKEN_ID = 2  # <|im_end|>
