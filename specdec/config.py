@@ -111,7 +111,8 @@ class VerifierSettings(_ModelSettings):
     max_sessions: int = Field(default=256, ge=1, le=65536)
     """Sessions that run at one time, if the cache has room for so many; more wait."""
     max_waiting_sessions: int = Field(default=1024, ge=0, le=65536)
-    """Sessions that may wait; more are answered OVERLOADED, with a time to come again."""
+    """Sessions that may wait. Beyond it the last to come of the tenant that has most waiting is answered OVERLOADED,
+    with a time to come again."""
     kv_cache_mib: int | None = Field(default=None, ge=1)
     """Memory for keys and values of all sessions. None: a share of what is free, by the device."""
     prefix_caching: bool = True

@@ -109,6 +109,12 @@ class Admission:
             if session.num_uncached <= 1:
                 self._prefills.end(session)
 
+    @property
+    def one_too_many(self) -> VerifierSession:
+        """Who is turned away where too many wait: the last to come of the tenant that has most waiting, so that nobody
+        fills the queue for others. Not who was preempted. Raises ValueError where nobody else waits."""
+        return max(self._waiting.values(), key=lambda queue: (len(queue), queue[-1].arrival))[-1]
+
     def retry_after_s(self) -> float:
         """When one that found the queue full may come again: once a tenth of the queue will have been admitted."""
         wait_s = self._admission_interval_s * (1 + self.num_waiting / 10)

@@ -183,15 +183,19 @@ class Engine:
         self._owners.remember(session.session_id, session.epoch, session.owner_nonce, self._open)
 
     def _enter(self, session: VerifierSession) -> None:
-        """Admits a session or lets it wait; raises OverloadedError where too many wait already."""
+        """Admits a session or lets it wait. Where too many wait already one of them is turned away; raises
+        OverloadedError where it is this one."""
         self._open[session.session_id] = session
         self._admission.enter(session)
         self._admit()
         is_waiting = session.session_id not in self._admission.active
         if is_waiting and self._admission.num_waiting > self._limits.max_waiting_sessions:
-            retry_after_s = self._admission.retry_after_s()
-            self._release(session)
-            raise OverloadedError("too many sessions wait", retry_after_s=retry_after_s)
+            overloaded = OverloadedError("too many sessions wait", retry_after_s=self._admission.retry_after_s())
+            turned_away = self._admission.one_too_many
+            self._release(turned_away)
+            if turned_away is session:
+                raise overloaded
+            turned_away.sink(overloaded)
 
     def _admit(self) -> None:
         admitted = self._admission.admit(self._clock())

@@ -17,6 +17,10 @@ def error_of(session) -> str:
     return error.reason
 
 
+def is_turned_away(session) -> bool:
+    return [error.reason for error in session.of(SpecdecError)] == ["OVERLOADED"]
+
+
 def test_opened_tells_what_an_owner_needs():
     session = Bench().open(PROMPT)
     assert isinstance(session.events[0], Opened)
@@ -108,6 +112,20 @@ def test_sessions_beyond_the_limit_wait_and_those_beyond_the_queue_are_turned_aw
     assert third.of(SpecdecError)[0].retry_after_s
     bench.run(first, second)
     assert first.token_ids == second.token_ids == greedy_token_ids(PROMPT, 12)
+
+
+def test_a_tenant_that_fills_the_queue_gives_places_to_others_up_to_an_equal_share():
+    bench = Bench(max_sessions=1, max_waiting_sessions=4)
+    running, *flood = (bench.open(PROMPT, session_id=f"many-{index}", tenant="many") for index in range(6))
+    assert [is_turned_away(session) for session in flood] == [False] * 4 + [True]
+    few = [bench.open(PROMPT, session_id=f"few-{index}", tenant="few") for index in range(3)]
+    assert [is_turned_away(session) for session in flood] == [False] * 2 + [True] * 3  # the last to come go first
+    assert all(session.of(SpecdecError)[0].retry_after_s for session in flood[2:])
+    assert [is_turned_away(session) for session in few] == [False, False, True]
+    assert is_turned_away(bench.open(PROMPT, session_id="more", tenant="many"))
+    assert bench.engine.load().num_waiting_sessions == 4
+    bench.run(running, *flood[:2], *few[:2])
+    assert all(session.finished for session in (running, *flood[:2], *few[:2]))
 
 
 def test_a_failed_forward_ends_its_sessions_and_not_the_engine():
