@@ -20,7 +20,7 @@ from specdec.errors import (
 )
 from specdec.ids import SessionId
 from specdec.messages import Draining, Fenced, Load, Opened, OpenSession, SessionFinished, Usage
-from specdec.model.block_pool import BLOCK_SIZE, BlockLeakError, OutOfBlocksError
+from specdec.model.block_pool import BLOCK_SIZE, BlockLeakError
 from specdec.model.interface import Runner
 from specdec.model.text import OutputText
 from specdec.model.tokenizer import TextTokenizer
@@ -31,6 +31,7 @@ from verifier_service.fairness import TenantShares
 from verifier_service.flow_control import FlowControl
 from verifier_service.observer import EngineObserver
 from verifier_service.owners import Owners
+from verifier_service.room import Room
 from verifier_service.rounds import Rounds, runner_rows
 from verifier_service.scheduler import SchedulerPolicy, SessionRows, StepPlan, plan_step
 from verifier_service.session import SessionSink, TargetLimits, VerifierSession, check_request
@@ -83,6 +84,7 @@ class Engine:
             clock=clock,
         )
         self._rounds = Rounds(self.drafters, observer, self._target.num_real_tokens, clock)
+        self._room = Room(self._admission, self.drafters, observer, self._fail)
         self._num_arrivals = 0
         self._num_served = 0
         self._wait_until, self._wait_for_changes = 0.0, 0
@@ -273,7 +275,7 @@ class Engine:
         if not plan.rows:
             return self._wait(plan, started_at)
         self._ready_since = None
-        planned = self._make_room(plan.rows)
+        planned = self._room.make(plan.rows)
         if planned:
             self._run(planned, started_at)
         self._admit()
@@ -289,44 +291,6 @@ class Engine:
         elif self._ready_since is None:
             self._ready_since = now
         return plan.next_deadline
-
-    def _make_room(self, rows: Sequence[SessionRows]) -> list[SessionRows]:
-        """Reserves blocks for the rows, the eldest session first. Sessions that have to give way have no rows."""
-        ready: dict[VerifierSession, SessionRows] = {}
-        for planned in sorted(rows, key=lambda planned: planned.session.arrival):
-            if self._admission.active.get(planned.session.session_id) is not planned.session:
-                continue
-            reserved = self._reserve(planned, ready)
-            if reserved is not None:
-                ready[planned.session] = reserved
-        return [ready[planned.session] for planned in rows if planned.session in ready]
-
-    def _reserve(self, planned: SessionRows, ready: dict[VerifierSession, SessionRows]) -> SessionRows | None:
-        """The rows with blocks for them; without their draft where it does not fit, since a guess displaces nobody."""
-        session = planned.session
-        while True:
-            try:
-                session.cache.reserve(session.cache.length + planned.num_rows)
-                return planned
-            except OutOfBlocksError:
-                if planned.draft.token_ids:
-                    planned = planned.with_draft_cut(0)
-                    continue
-                youngest = self._admission.youngest
-                ready.pop(youngest, None)
-                self._preempt(youngest)
-                if youngest is session:
-                    return None
-            except Exception:
-                log.exception("no room for a session's cache", extra={"session_id": session.session_id})
-                self._fail(session)
-                return None
-
-    def _preempt(self, session: VerifierSession) -> None:
-        self._admission.preempt(session)
-        session.draft_budget = 0
-        self.drafters.tell_budget(session)
-        self._observer.preempted()
 
     def _run(self, planned: Sequence[SessionRows], started_at: float) -> None:
         """One forward and what it decides. One that fails is run again in halves: who breaks it alone, fails alone."""
