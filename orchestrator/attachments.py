@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
@@ -49,8 +49,15 @@ class AttachFacts:
 class DrafterKeeper:
     """`run` beside the session; `note` what the verifier says of its attachments."""
 
-    def __init__(self, cluster: Cluster, facts: AttachFacts, known_token_ids: Callable[[], Sequence[int]]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        facts: AttachFacts,
+        known_token_ids: Callable[[], Sequence[int]],
+        num_own_sessions: Callable[[], Mapping[str, int]],
+    ) -> None:
         self._cluster = cluster
+        self._num_own_sessions = num_own_sessions
         self._facts = facts
         self._known_token_ids = known_token_ids
         self._attachment_id = AttachmentId(0)
@@ -60,6 +67,8 @@ class DrafterKeeper:
         self._backoff_s: dict[tuple[str, int], float] = {}
         self.drafter = ""
         """Endpoint of the drafter that is attached now, empty without one."""
+        self.chosen = ""
+        """The same, from when it was chosen: others choose at the same time, and it has not told of this session."""
 
     def note(self, change: AttachmentChange) -> None:
         """Only the newest attachment matters: a verifier tells the end of a replaced one too."""
@@ -72,12 +81,16 @@ class DrafterKeeper:
         while not self._session_ended:
             change = self._cluster.next_change()
             drafter = choose_drafter(
-                self._cluster.drafters, self._facts.tokenizer_fingerprint, excluded=self._resting(time.monotonic())
+                self._cluster.drafters,
+                self._facts.tokenizer_fingerprint,
+                excluded=self._resting(time.monotonic()),
+                num_own_sessions=self._num_own_sessions(),
             )
             if drafter is None:
                 await self._pause(change)
                 continue
             lasted_s = 0.0
+            self.chosen = drafter.endpoint
             try:
                 await self._attach(drafter)
                 began = time.monotonic()
@@ -90,7 +103,7 @@ class DrafterKeeper:
                     "drafter_not_attached", session_id=self._facts.session_id, drafter=drafter.endpoint, **fields
                 )
             finally:
-                self.drafter = ""
+                self.drafter = self.chosen = ""
             self._hold_against(drafter, lasted_s)
 
     async def _attach(self, drafter: EndpointView) -> None:

@@ -38,13 +38,17 @@ def choose_verifier(
     ]
     if not fit:
         raise NoVerifierError("no verifier can take the session now", retry_after_s=_RETRY_AFTER_S)
-    return min(fit, key=lambda view: (max(_load(view), own.get(view.endpoint, 0)), view.endpoint))
+    return min(fit, key=lambda view: (_load(view, own), view.endpoint))
 
 
 def choose_drafter(
-    drafters: Sequence[EndpointView], tokenizer_fingerprint: str, *, excluded: Collection[str] = ()
+    drafters: Sequence[EndpointView],
+    tokenizer_fingerprint: str,
+    *,
+    excluded: Collection[str] = (),
+    num_own_sessions: Mapping[str, int] | None = None,
 ) -> EndpointView | None:
-    """The least loaded drafter that takes sessions, None where there is none.
+    """The least loaded drafter that takes sessions, None where there is none; load as for a verifier.
 
     One with another tokenizer comes last: it is refused at attach, and that tells the operator why.
     """
@@ -53,15 +57,17 @@ def choose_drafter(
         model = view.status.model if view.status is not None else None
         return bool(model and model.tokenizer_fingerprint and model.tokenizer_fingerprint != tokenizer_fingerprint)
 
+    own = num_own_sessions or {}
     fit = [view for view in drafters if view.takes_sessions and view.endpoint not in excluded]
-    return min(fit, key=lambda view: (unfit(view), _load(view), view.endpoint), default=None)
+    return min(fit, key=lambda view: (unfit(view), _load(view, own), view.endpoint), default=None)
 
 
 def _model_of(view: EndpointView) -> str:
     return view.status.model.name if view.status is not None and view.status.model is not None else ""
 
 
-def _load(view: EndpointView) -> int:
+def _load(view: EndpointView, num_own_sessions: Mapping[str, int]) -> int:
+    own = num_own_sessions.get(view.endpoint, 0)
     if view.status is None:
-        return 0
-    return view.status.load.num_active_sessions + view.status.load.num_waiting_sessions
+        return own
+    return max(own, view.status.load.num_active_sessions + view.status.load.num_waiting_sessions)

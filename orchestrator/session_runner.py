@@ -61,6 +61,9 @@ class RunnerContext:
     strict: bool
     metrics: OrchestratorMetrics
     num_own_sessions: Callable[[], Mapping[str, int]] = dict
+    """By verifier."""
+    num_own_attachments: Callable[[], Mapping[str, int]] = dict
+    """By drafter, those that are being made too."""
 
 
 class StopReason(Enum):
@@ -123,6 +126,11 @@ class SessionRunner:
     def drafter(self) -> str:
         """Endpoint of the drafter that is attached now, empty without one."""
         return self._keeper.drafter if self._keeper is not None else ""
+
+    @property
+    def chosen_drafter(self) -> str:
+        """The same, or of the one that is about to be."""
+        return self._keeper.chosen if self._keeper is not None else ""
 
     def start(self, on_ended: Callable[[], object]) -> None:
         """`on_ended` is called when nothing of the session is left to do."""
@@ -227,7 +235,12 @@ class SessionRunner:
             tasks.append(writing)
         speculation = self._claim.spec.speculation
         if self._opened is not None and not speculation.disabled and speculation.max_draft_tokens != 0:
-            self._keeper = DrafterKeeper(self._context.cluster, self._attach_facts(self._opened), self._prefix.snapshot)
+            self._keeper = DrafterKeeper(
+                self._context.cluster,
+                self._attach_facts(self._opened),
+                self._prefix.snapshot,
+                self._context.num_own_attachments,
+            )
             tasks.append(asyncio.create_task(self._keeper.run()))
         return tasks
 

@@ -55,7 +55,9 @@ class Sessions:
     """One object per orchestrator."""
 
     def __init__(self, context: RunnerContext, *, max_sessions: int) -> None:
-        self._context = dataclasses.replace(context, num_own_sessions=self.num_by_verifier)
+        self._context = dataclasses.replace(
+            context, num_own_sessions=self.num_by_verifier, num_own_attachments=self.num_by_drafter
+        )
         self._max_sessions = max_sessions
         self._runners: dict[SessionId, SessionRunner] = {}
         self._samples: dict[SessionId, tuple[SessionId, ...]] = {}
@@ -68,6 +70,9 @@ class Sessions:
 
     def num_by_verifier(self) -> Mapping[str, int]:
         return Counter(runner.verifier for runner in self._runners.values())
+
+    def num_by_drafter(self) -> Mapping[str, int]:
+        return Counter(runner.chosen_drafter for runner in self._runners.values())
 
     async def generate(
         self, session_id: str, spec: GenerationSpec, tenant: str = ""

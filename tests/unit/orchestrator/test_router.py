@@ -1,6 +1,7 @@
 """Choosing a verifier and a drafter."""
 
 import dataclasses
+from collections import Counter
 
 import pytest
 
@@ -73,3 +74,19 @@ def test_a_drafter_with_another_tokenizer_comes_last_and_none_is_no_error() -> N
     assert choose_drafter([other], "f") == other
     assert choose_drafter([other], "f", excluded={"a:1"}) is None
     assert choose_drafter([], "f") is None
+
+
+def test_a_burst_of_sessions_is_spread_over_drafters_that_have_told_of_none_of_them() -> None:
+    views = [view(f"{name}:1", "", role=Role.DRAFTER) for name in "abcd"]
+    attached: Counter[str] = Counter()
+    for _ in range(64):
+        chosen = choose_drafter(views, "f", num_own_sessions=attached)
+        assert chosen is not None
+        attached[chosen.endpoint] += 1
+    assert set(attached.values()) == {16}
+
+
+def test_a_drafter_that_others_use_too_is_as_busy_as_it_says() -> None:
+    views = [view("a:1", role=Role.DRAFTER, load=5), view("b:1", role=Role.DRAFTER, load=1)]
+    assert choose_drafter(views, "f", num_own_sessions={"b:1": 4}) == views[1]
+    assert choose_drafter(views, "f", num_own_sessions={"b:1": 6}) == views[0]
