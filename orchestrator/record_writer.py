@@ -5,10 +5,8 @@ the store cannot take are forgotten past a limit, and a whole checkpoint takes t
 """
 
 import asyncio
-import contextlib
-import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -22,9 +20,6 @@ _RENEWALS_PER_LEASE = 3
 _MIN_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 2.0
 _CLOSE_TIMEOUT_S = 2.0
-
-_FEW_COMMITS = 2
-"""More than these are left to one checkpoint when a session ends: its client may come back at once."""
 
 _log = structlog.get_logger(__name__)
 
@@ -40,6 +35,8 @@ class RecordWriter:
         self._needs_checkpoint = True
         self._wake = asyncio.Event()
         self._lock = asyncio.Lock()
+        self._is_renewal_due = False
+        self._renewal: asyncio.TimerHandle | None = None
 
     def push(self, committed: CommittedRound) -> None:
         """Hands over a commit without waiting; `run` writes it."""
@@ -61,7 +58,7 @@ class RecordWriter:
                 if self._needs_checkpoint:
                     await self._write_checkpoint()
                 else:
-                    await self._write_commit(self._pending[0])
+                    await self._write_commits(tuple(self._pending))
 
     async def run(self) -> None:
         """Writes what is pushed and renews the lease until cancelled; goes on through outages.
@@ -69,20 +66,24 @@ class RecordWriter:
         Raises:
             FencedError: see `flush`.
         """
-        renewal_interval_s = self._store.settings.lease_s / _RENEWALS_PER_LEASE
-        renew_at = time.monotonic() + renewal_interval_s
-        backoff_s = _MIN_BACKOFF_S
+        self._expect_renewal()
         self._wake.set()
+        try:
+            await self._write_what_comes()
+        finally:
+            if self._renewal is not None:
+                self._renewal.cancel()
+
+    async def _write_what_comes(self) -> None:
+        backoff_s = _MIN_BACKOFF_S
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, renew_at - time.monotonic())):
-                    await self._wake.wait()
+            await self._wake.wait()
             self._wake.clear()
             try:
                 await self.flush()
-                if time.monotonic() >= renew_at:
+                if self._is_renewal_due:
                     await self._renew()
-                    renew_at = time.monotonic() + renewal_interval_s
+                    self._expect_renewal()
                 backoff_s = _MIN_BACKOFF_S
             except StoreUnavailableError as error:
                 _log.warning("record_not_written", session_id=self._lease.session_id, error=error.message)
@@ -94,12 +95,20 @@ class RecordWriter:
         """Writes what is left and gives the lease back, within a deadline; a store that is away is left alone."""
         try:
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                if len(self._pending) > _FEW_COMMITS:
-                    self._needs_checkpoint = True  # one write in place of one for each
                 await self.flush()
                 await self._store.release(self._lease, finish_reason)
         except (StoreUnavailableError, FencedError, TimeoutError) as error:
             _log.warning("record_not_closed", session_id=self._lease.session_id, error=type(error).__name__)
+
+    def _expect_renewal(self) -> None:
+        """One timer for each renewal, not one for each commit."""
+        interval_s = self._store.settings.lease_s / _RENEWALS_PER_LEASE
+        self._is_renewal_due = False
+        self._renewal = asyncio.get_running_loop().call_later(interval_s, self._ask_for_renewal)
+
+    def _ask_for_renewal(self) -> None:
+        self._is_renewal_due = True
+        self._wake.set()
 
     async def _write_checkpoint(self) -> None:
         checkpoint = self._checkpoint()
@@ -110,12 +119,14 @@ class RecordWriter:
         while self._pending and self._pending[0].round <= checkpoint.round:
             self._pending.popleft()
 
-    async def _write_commit(self, committed: CommittedRound) -> None:
-        status = await self._store.commit(self._lease, committed)
+    async def _write_commits(self, rounds: Sequence[CommittedRound]) -> None:
+        """What is pushed while these are on their way travels together after them."""
+        status = await self._store.commit(self._lease, *rounds)
         match status:
             case WriteStatus.OK | WriteStatus.DUPLICATE:
-                if self._pending and self._pending[0] is committed:  # else `push` gave up on the queue meanwhile
-                    self._pending.popleft()
+                for committed in rounds:
+                    if self._pending and self._pending[0] is committed:  # else `push` gave up on the queue meanwhile
+                        self._pending.popleft()
             case WriteStatus.LOST | WriteStatus.GAP:
                 _log.info("record_restored", session_id=self._lease.session_id, because=status.value)
                 self._needs_checkpoint = True

@@ -7,7 +7,7 @@ change is one Lua script, atomic and idempotent by request id, because the clien
 import asyncio
 import dataclasses
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from enum import Enum
 from importlib import resources
 from types import TracebackType
@@ -16,8 +16,9 @@ from typing import Any, Self
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import NoScriptError, RedisError
 
+from orchestrator.call_batches import CallBatches
 from orchestrator.record import (
     Checkpoint,
     CommittedRound,
@@ -35,6 +36,7 @@ _NUM_RETRIES = 2
 _BACKOFF_BASE_S = 0.02
 _BACKOFF_CAP_S = 0.2
 _READY_TIMEOUT_S = 1.0
+_NUM_RECORD_KEYS = len(record_keys(SessionId("")))
 
 
 class AcquireStatus(Enum):
@@ -108,6 +110,7 @@ class SessionStore:
             name: self._redis.register_script(prelude + (lua / f"{name}.lua").read_text())
             for name in ("acquire", "renew", "release", "commit", "restore", "cancel", "read")
         }
+        self._commits: CallBatches[Sequence[str | bytes], Any] = CallBatches(self._send_commits)
 
     async def acquire(
         self,
@@ -145,24 +148,31 @@ class SessionStore:
         reason = finish_reason.value if finish_reason is not None else ""
         return await self._write("release", lease, [_milliseconds(self.settings.session_ttl_s), reason], request_id)
 
-    async def commit(self, lease: Lease, committed: CommittedRound, *, request_id: str | None = None) -> WriteStatus:
-        """Adds one round's tokens. Any of the statuses."""
-        return await self._write(
-            "commit",
-            lease,
-            [
+    async def commit(self, lease: Lease, *rounds: CommittedRound, request_id: str | None = None) -> WriteStatus:
+        """Adds the tokens of rounds that follow one another. Any of the statuses; see lua/commit.lua.
+
+        Commits of several sessions share a round trip while the server is at work on others.
+        """
+        last = rounds[-1]
+        arguments: list[str | bytes] = [
+            request_id or uuid.uuid4().hex,
+            str(lease.epoch),
+            lease.owner_nonce.hex(),
+            str(last.verifier_cached_length),
+            str(last.drafter_cached_length),
+            last.drafter,
+            _milliseconds(self.settings.session_ttl_s),
+        ]
+        for committed in rounds:
+            arguments += (
                 str(committed.round),
                 str(committed.base_position),
                 str(len(committed.token_ids)),
                 encode_tokens(committed.token_ids) if self.settings.store_tokens else b"",
                 committed.prefix_digest,
-                str(committed.verifier_cached_length),
-                str(committed.drafter_cached_length),
-                committed.drafter,
-                _milliseconds(self.settings.session_ttl_s),
-            ],
-            request_id,
-        )
+            )
+        status, _, _ = await self._commits.call([*record_keys(lease.session_id), *arguments])
+        return WriteStatus(status.decode())
 
     async def restore(self, checkpoint: Checkpoint, *, request_id: str | None = None) -> WriteStatus:
         """Writes the whole record: after Opened, and after LOST. OK, DUPLICATE (a later round is there) or FENCED."""
@@ -197,7 +207,7 @@ class SessionStore:
         ping = asyncio.ensure_future(self._redis.ping())
         try:
             async with asyncio.timeout(_READY_TIMEOUT_S):
-                await asyncio.shield(ping)  # as every call: see _run
+                await asyncio.shield(ping)  # as every call: see _in_time
         except (RedisError, OSError, TimeoutError):
             return False
         finally:
@@ -226,9 +236,36 @@ class SessionStore:
         self, script: str, session_id: SessionId, arguments: Sequence[str | bytes], request_id: str | None
     ) -> Any:
         identified = [request_id or uuid.uuid4().hex, *arguments]
+        return await self._in_time(script, self._scripts[script](keys=record_keys(session_id), args=identified))
+
+    async def _send_commits(self, commits: Sequence[Sequence[str | bytes]]) -> Sequence[Any]:
+        """One round trip for several commits, each with its keys and arguments; replies, and errors in their places."""
+        replies = await self._in_time("commit", self._pipelined("commit", commits))
+        return [
+            StoreUnavailableError(f"the session store did not commit: {type(reply).__name__}")
+            if isinstance(reply, Exception)
+            else reply
+            for reply in replies
+        ]
+
+    async def _pipelined(self, script: str, calls: Sequence[Sequence[str | bytes]]) -> Sequence[Any]:
+        registered = self._scripts[script]
+        replies = await self._evaluated(registered.sha, calls)
+        if any(isinstance(reply, NoScriptError) for reply in replies):
+            await self._redis.script_load(registered.script)
+            replies = await self._evaluated(registered.sha, calls)  # those that ran get the same answer again
+        return replies
+
+    async def _evaluated(self, sha: str, calls: Sequence[Sequence[str | bytes]]) -> Sequence[Any]:
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            for keys_and_arguments in calls:
+                pipeline.execute_command("EVALSHA", sha, _NUM_RECORD_KEYS, *keys_and_arguments)
+            return await pipeline.execute(raise_on_error=False)
+
+    async def _in_time(self, script: str, running: Awaitable[Any]) -> Any:
         # A task of its own: redis-py waits with asyncio.wait_for, which on Python 3.11 may swallow a cancellation. It
         # cannot swallow ours. The server may still run a call that we gave up; every script takes that well.
-        call = asyncio.ensure_future(self._scripts[script](keys=record_keys(session_id), args=identified))
+        call = asyncio.ensure_future(running)
         self._calls.add(call)
         call.add_done_callback(self._on_call_done)
         try:

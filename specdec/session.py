@@ -181,6 +181,8 @@ def _add_round(sums: SpeculativeStatistics, added: RoundStatistics) -> Speculati
 
 def _count_places(counts: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
     """Adds one to each of the first num_tokens places."""
+    if num_tokens == 0:
+        return counts
     padded = counts + (0,) * (num_tokens - len(counts))
     return tuple(count + (place < num_tokens) for place, count in enumerate(padded))
 

@@ -203,6 +203,35 @@ async def test_the_next_round_must_begin_where_the_record_ends(store: SessionSto
     assert await store.commit(lease, make_round(1, PROMPT, [8])) is WriteStatus.OK
 
 
+async def test_rounds_that_travel_together_are_added_in_order_and_once(store: SessionStore) -> None:
+    lease = await opened(store)
+    one, two = make_round(1, PROMPT, [8, 9]), make_round(2, [*PROMPT, 8, 9], [10])
+    three, five = make_round(3, [*PROMPT, 8, 9, 10], [11]), make_round(5, [*PROMPT, 8, 9, 10, 11, 12], [13])
+    assert await store.commit(lease, one, two, request_id="c") is WriteStatus.OK
+    assert await store.commit(lease, one, two, request_id="c") is WriteStatus.OK
+    assert await store.commit(lease, one, two) is WriteStatus.DUPLICATE
+    assert await store.commit(lease, two, three) is WriteStatus.OK
+    assert await store.commit(lease, make_round(2, [*PROMPT, 8, 9], [7]), three) is WriteStatus.CONFLICT
+    four = make_round(4, [*PROMPT, 8, 9, 10, 11], [12])
+    assert await store.commit(lease, four, make_round(6, [*PROMPT, 8, 9, 10, 11, 12, 13], [14])) is WriteStatus.GAP
+    record = await store.read(S)
+    assert record is not None
+    assert (record.round, record.token_ids) == (4, (*PROMPT, 8, 9, 10, 11, 12))
+    assert record.prefix_digest == four.prefix_digest
+    assert await store.commit(lease, five) is WriteStatus.OK
+
+
+async def test_commits_of_many_sessions_share_round_trips_and_one_that_is_fenced_harms_no_other(
+    store: SessionStore,
+) -> None:
+    leases = [await opened(store, f"s{index}") for index in range(8)]
+    leases[3] = dataclasses.replace(leases[3], owner_nonce=new_nonce())
+    await store._redis.script_flush()  # a server that was replaced knows no script
+    statuses = await asyncio.gather(*(store.commit(lease, make_round(1, PROMPT, [8])) for lease in leases))
+    assert statuses[3] is WriteStatus.FENCED
+    assert all(status is WriteStatus.OK for index, status in enumerate(statuses) if index != 3)
+
+
 async def test_another_nonce_of_the_same_epoch_is_fenced(store: SessionStore) -> None:
     lease = await opened(store)
     impostor = dataclasses.replace(lease, owner_nonce=new_nonce())

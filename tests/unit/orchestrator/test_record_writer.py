@@ -1,5 +1,6 @@
 """What is written to the store, and how often."""
 
+import asyncio
 from types import SimpleNamespace
 
 from orchestrator.record import CommittedRound
@@ -16,13 +17,23 @@ class CountingStore:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
+        self.answering = asyncio.Event()
+        self.answering.set()
+        self.renewed = asyncio.Event()
+        self.settings = SimpleNamespace(lease_s=10.0)
 
     async def restore(self, checkpoint: object) -> WriteStatus:
         self.calls.append("restore")
         return WriteStatus.OK
 
-    async def commit(self, lease: Lease, committed: CommittedRound) -> WriteStatus:
-        self.calls.append("commit")
+    async def commit(self, lease: Lease, *rounds: CommittedRound) -> WriteStatus:
+        self.calls.append("commit " + " ".join(str(committed.round) for committed in rounds))
+        await self.answering.wait()
+        return WriteStatus.OK
+
+    async def renew(self, lease: Lease) -> WriteStatus:
+        self.calls.append("renew")
+        self.renewed.set()
         return WriteStatus.OK
 
     async def release(self, lease: Lease, finish_reason: FinishReason | None) -> None:
@@ -33,21 +44,58 @@ def committed(number: int) -> CommittedRound:
     return CommittedRound(Round(number), number, (1,), b"", number, 0, "")
 
 
-async def written_at_the_end(num_pending: int) -> list[str]:
+def new_writer(store: CountingStore) -> RecordWriter:
+    return RecordWriter(store, LEASE, lambda: SimpleNamespace(round=Round(0)))  # type: ignore[arg-type,return-value]
+
+
+async def test_a_session_that_ends_with_commits_pending_writes_them_at_once_and_in_order():
     store = CountingStore()
-    newest = SimpleNamespace(round=Round(0))
-    writer = RecordWriter(store, LEASE, lambda: newest)  # type: ignore[arg-type]
+    writer = new_writer(store)
     await writer.flush()
-    for number in range(1, num_pending + 1):
+    for number in range(1, 6):
         writer.push(committed(number))
-        newest.round = Round(number)
     await writer.close(FinishReason.LENGTH)
-    return store.calls
+    assert store.calls == ["restore", "commit 1 2 3 4 5", "release"]
 
 
-async def test_a_session_that_ends_with_many_commits_pending_writes_one_checkpoint_for_them_all():
-    assert await written_at_the_end(40) == ["restore", "restore", "release"]
+async def test_rounds_that_come_while_a_commit_is_on_its_way_travel_together_in_the_next():
+    store = CountingStore()
+    writer = new_writer(store)
+    await writer.flush()
+    store.answering.clear()
+    writing = asyncio.create_task(writer.run())
+    for number in range(1, 5):
+        writer.push(committed(number))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    store.answering.set()
+    await writer.flush()
+    writing.cancel()
+    assert store.calls == ["restore", "commit 1", "commit 2 3 4"]
 
 
-async def test_a_session_that_ends_with_few_commits_pending_writes_those():
-    assert await written_at_the_end(2) == ["restore", "commit", "commit", "release"]
+async def test_what_is_flushed_is_in_the_store_when_flush_returns():
+    store = CountingStore()
+    writer = new_writer(store)
+    await writer.flush()
+    store.answering.clear()
+    writer.push(committed(1))
+    flushing = asyncio.create_task(writer.flush())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not flushing.done()
+    store.answering.set()
+    await flushing
+    assert store.calls == ["restore", "commit 1"]
+
+
+async def test_the_lease_of_a_session_that_commits_nothing_is_renewed_again_and_again():
+    store = CountingStore()
+    store.settings.lease_s = 0.03
+    writing = asyncio.create_task(new_writer(store).run())
+    async with asyncio.timeout(10):
+        for _ in range(3):
+            await store.renewed.wait()
+            store.renewed.clear()
+    writing.cancel()
+    assert store.calls == ["restore", "renew", "renew", "renew"]
