@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from specdec.messages import Commit
+from specdec.model.block_pool import BLOCK_SIZE
 from specdec.model.interface import Runner
 from specdec.model.kv_cache import KVCache
 from specdec.model.loading import LoadedModel, load_model
@@ -74,7 +75,7 @@ def measure_steps(
     runner = model.runner
     prompts = [_tokens(runner, options.context, seed) for seed in range(num_sessions)]
     num_rounds = NUM_WARM_UP_STEPS + options.num_steps
-    num_uneven_steps = 2 + num_sessions * runner.pool.BLOCK_SIZE // (options.max_step_rows // PREFILL_SHARE)
+    num_uneven_steps = 2 + num_sessions * BLOCK_SIZE // (options.max_step_rows // PREFILL_SHARE)
     max_new_tokens = (num_rounds + num_uneven_steps) * (1 + draft_tokens)
     told: Sequence[Sequence[int]] = [()] * num_sessions
     if draft_tokens:
@@ -131,8 +132,7 @@ def forward_ms_by_rows(runner: Runner, options: EngineBenchOptions) -> dict[int,
 def measure_cache(model: LoadedModel, options: EngineBenchOptions) -> dict[str, Any]:
     """Bytes of a position: what blocks that a session holds come to, and what the model's shape asks for."""
     runner = model.runner
-    block_size = runner.pool.BLOCK_SIZE
-    num_tokens = options.context // block_size * block_size
+    num_tokens = options.context // BLOCK_SIZE * BLOCK_SIZE
     cache = _filled(runner, _tokens(runner, num_tokens, 1), options.max_step_rows)
     held_bytes = cache.num_bytes
     cache.free()

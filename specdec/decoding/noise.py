@@ -76,7 +76,12 @@ class Noise:
 @exact
 def splitmix64(key: np.uint64, index: int) -> np.uint64:
     """Output number `index` of the SplitMix64 generator whose state is `key`. Wraps modulo 2^64."""
-    bits = np.uint64(index + 1) * GAMMA + key
+    return finalised(np.uint64(index + 1) * GAMMA + key)
+
+
+@exact
+def finalised(bits: np.uint64) -> np.uint64:
+    """SplitMix64's last step: 64 bits, each of which depends on all of these."""
     bits ^= bits >> np.uint64(30)
     bits *= MULTIPLIER_1
     bits ^= bits >> np.uint64(27)

@@ -22,8 +22,6 @@ class BlockLeakError(RuntimeError):
 class BlockPool:
     """Counts the holders of every block. A published block must not be written: `withdraw` it or take another."""
 
-    BLOCK_SIZE = BLOCK_SIZE
-
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 1:
             raise ValueError("a pool has at least one block")
@@ -43,11 +41,6 @@ class BlockPool:
     def num_used_blocks(self) -> int:
         """Blocks that somebody holds."""
         return self.num_blocks - self.num_free_blocks
-
-    @property
-    def num_cached_blocks(self) -> int:
-        """Published blocks that nobody holds."""
-        return len(self._cached)
 
     def allocate(self, num_blocks: int) -> list[int]:
         """Blocks with one holder each and any content. Raises OutOfBlocksError."""

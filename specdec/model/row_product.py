@@ -22,11 +22,12 @@ from numba.extending import intrinsic
 from torch import Tensor
 
 from specdec import openmp
+from specdec.model.simd import LANES, broadcast, widened
 
 ROW_PRODUCT_KERNEL = "independent-rows v1"
 """Name and version: the version rises with every change that can change a bit."""
 PANEL = 24
-_LANES, _INPUT_BLOCK, _ROW_BLOCK = 8, 256, 96
+_INPUT_BLOCK, _ROW_BLOCK = 256, 96
 _FORMATS = (torch.float16, torch.bfloat16, torch.float32)
 _JOB = np.dtype(
     [
@@ -39,9 +40,8 @@ _X, _OUT, _SCRATCH, _ROWS, _X_STRIDE = (
     (_JOB.names or ()).index(name) for name in ("x", "out", "scratch", "rows", "x_stride")
 )
 _WORK_OF_ONE_THREAD = 1 << 16  # multiply-adds that take no longer than waking a second thread
-_INT32, _INT64, _FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
-_VECTOR = ir.VectorType(_FLOAT, _LANES)
-_INT_VECTOR = ir.VectorType(_INT32, _LANES)
+_INT64, _FLOAT = ir.IntType(64), ir.FloatType()
+_VECTOR = ir.VectorType(_FLOAT, LANES)
 _Format = Literal["float16", "bfloat16", "float32"]
 
 
@@ -49,21 +49,14 @@ def _load_weights(builder: Any, address: Any, stored: _Format) -> Any:
     if stored == "float32":
         return builder.load(_at(builder, address, _VECTOR), align=4)
     element = ir.HalfType() if stored == "float16" else ir.IntType(16)
-    vector = builder.load(_at(builder, address, ir.VectorType(element, _LANES)), align=2)
+    vector = builder.load(_at(builder, address, ir.VectorType(element, LANES)), align=2)
     if stored == "float16":
         return builder.fpext(vector, _VECTOR)
-    shifted = builder.shl(builder.zext(vector, _INT_VECTOR), ir.Constant(_INT_VECTOR, [16] * _LANES))
-    return builder.bitcast(shifted, _VECTOR)
+    return widened(builder, vector)
 
 
 def _at(builder: Any, address: Any, kind: Any) -> Any:
     return builder.inttoptr(address, kind.as_pointer())
-
-
-def _broadcast(builder: Any, scalar: Any) -> Any:
-    undefined = ir.Constant(_VECTOR, ir.Undefined)
-    first = builder.insert_element(undefined, scalar, _INT32(0))
-    return builder.shuffle_vector(first, undefined, ir.Constant(_INT_VECTOR, [0] * _LANES))
 
 
 def _tile(num_rows: int, stored: _Format) -> Any:
@@ -72,22 +65,22 @@ def _tile(num_rows: int, stored: _Format) -> Any:
     The compiled function takes addresses, strides in bytes, the number of inputs in the block, and whether the sums
     start from zero.
     """
-    num_vectors = PANEL // _LANES
+    num_vectors = PANEL // LANES
     item_size = 4 if stored == "float32" else 2
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         x, x_stride, weights, num_inputs, sums, sums_stride, from_zero = arguments
         module, function = builder.function.module, builder.function
         multiply_add = cgutils.get_or_insert_function(
-            module, ir.FunctionType(_VECTOR, [_VECTOR] * 3), f"llvm.fma.v{_LANES}f32"
+            module, ir.FunctionType(_VECTOR, [_VECTOR] * 3), f"llvm.fma.v{LANES}f32"
         )
         rows = [builder.add(x, builder.mul(x_stride, _INT64(row))) for row in range(num_rows)]
         places = [
-            builder.add(builder.add(sums, builder.mul(sums_stride, _INT64(row))), _INT64(4 * _LANES * vector))
+            builder.add(builder.add(sums, builder.mul(sums_stride, _INT64(row))), _INT64(4 * LANES * vector))
             for row in range(num_rows)
             for vector in range(num_vectors)
         ]
-        zero = ir.Constant(_VECTOR, [0.0] * _LANES)
+        zero = ir.Constant(_VECTOR, [0.0] * LANES)
         with builder.if_else(builder.icmp_signed("!=", from_zero, _INT64(0))) as (start, go_on):
             with start:
                 start_block = builder.block
@@ -107,14 +100,14 @@ def _tile(num_rows: int, stored: _Format) -> Any:
         running = [builder.phi(_VECTOR) for _ in places]
         panel_row = builder.add(weights, builder.mul(index, _INT64(PANEL * item_size)))
         loaded = [
-            _load_weights(builder, builder.add(panel_row, _INT64(_LANES * item_size * vector)), stored)
+            _load_weights(builder, builder.add(panel_row, _INT64(LANES * item_size * vector)), stored)
             for vector in range(num_vectors)
         ]
         offset = builder.mul(index, _INT64(4))
         added = []
         for row in range(num_rows):
             element = builder.load(_at(builder, builder.add(rows[row], offset), _FLOAT), align=4)
-            repeated = _broadcast(builder, element)
+            repeated = broadcast(builder, element)
             for vector in range(num_vectors):
                 terms = [repeated, loaded[vector], running[row * num_vectors + vector]]
                 added.append(builder.call(multiply_add, terms))

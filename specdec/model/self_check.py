@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from specdec.messages import SelfCheck
+from specdec.model.block_pool import BLOCK_SIZE
 from specdec.model.kv_cache import KVCache
 from specdec.model.linear import RowLinear
 from specdec.model.row_counts import split_rows
@@ -198,7 +199,7 @@ def _prove_far_into_a_context(
     runner: ModelRunner, comparisons: _Comparisons, cache: KVCache, token_ids: Sequence[int]
 ) -> None:
     """Across a border of 64 keys, where attention kernels may sum in other blocks. Made-up keys are a long prompt's."""
-    room = runner.pool.num_free_blocks * runner.pool.BLOCK_SIZE
+    room = runner.pool.num_free_blocks * BLOCK_SIZE
     base = min(_FAR_POSITION, runner.context_limit - len(token_ids), room - len(token_ids))
     cache.reserve(base)
     blocks = list(cache.block_table)

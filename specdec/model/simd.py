@@ -42,8 +42,7 @@ def load(typing_context: Any, array: Any, index: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if array.dtype == types.float32:
             return _load(context, builder, array, arguments, _FLOATS)
-        bits = builder.zext(_load(context, builder, array, arguments, _SHORTS), _WORDS)
-        return builder.bitcast(builder.shl(bits, _all(_WORDS, 16)), _FLOATS)
+        return widened(builder, _load(context, builder, array, arguments, _SHORTS))
 
     return _VECTOR(array, types.int64), generate
 
@@ -93,8 +92,7 @@ def splat(typing_context: Any, value: Any) -> Any:
     """One float32 in every lane."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        first = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), arguments[0], _I32(0))
-        return builder.shuffle_vector(first, first, _all(_WORDS, 0))
+        return broadcast(builder, arguments[0])
 
     return _VECTOR(types.float32), generate
 
@@ -240,6 +238,17 @@ def tanh(x: Any) -> Any:
     one = splat(np.float32(1))
     decay = exp(multiply(magnitude(x), splat(np.float32(-2))))
     return with_sign_of(divide(subtract(one, decay), add(one, decay)), x)
+
+
+def widened(builder: Any, bits: Any) -> Any:
+    """While code is generated: eight bfloat16, as their bits, to float32."""
+    return builder.bitcast(builder.shl(builder.zext(bits, _WORDS), _all(_WORDS, 16)), _FLOATS)
+
+
+def broadcast(builder: Any, value: Any) -> Any:
+    """While code is generated: one float32 in every lane."""
+    first = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), value, _I32(0))
+    return builder.shuffle_vector(first, first, _all(_WORDS, 0))
 
 
 def _all(kind: Any, value: int) -> Any:

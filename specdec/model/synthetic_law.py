@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specdec.decoding.noise import GAMMA, finalised
 from specdec.kernel_cache import kept
 from specdec.model.block_pool import BLOCK_SIZE
 
@@ -23,9 +24,6 @@ NUM_STRETCHES = 1 << 16
 IMPOSSIBLE = np.float32(-1e4)
 """The logit of an end of sequence that must not come: beyond the reach of any bias, temperature and noise."""
 
-_GAMMA = np.uint64(0x9E3779B97F4A7C15)
-_MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MULTIPLIER_2 = np.uint64(0x94D049BB133111EB)
 _ANOTHER_TARGET = np.uint64(0xD1B54A32D192ED03)
 _UNIT = 2.0**-53
 
@@ -35,11 +33,8 @@ _compiled = kept(nogil=True)
 
 @_compiled
 def mixed(bits: Any, salt: Any) -> Any:
-    """SplitMix64's finaliser: 64 bits that depend on all bits of both."""
-    bits = (bits ^ (salt * _GAMMA)) + _GAMMA
-    bits = (bits ^ (bits >> np.uint64(30))) * _MULTIPLIER_1
-    bits = (bits ^ (bits >> np.uint64(27))) * _MULTIPLIER_2
-    return bits ^ (bits >> np.uint64(31))
+    """64 bits that depend on all bits of both."""
+    return finalised((bits ^ (salt * GAMMA)) + GAMMA)
 
 
 @_compiled
