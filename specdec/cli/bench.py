@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import dataclasses
 import hashlib
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -210,8 +211,8 @@ def _finish(recording: "Recording", json_path: Path | None) -> dict[str, Any]:
     if json_path is not None and recording.prompts:
         write_report(json_path, report)
     if report["runs"]:
-        console = Console()
-        console.print(results_table(report["runs"]), width=None if console.is_terminal else _TABLE_WIDTH)
+        console = Console() if sys.stdout.isatty() else Console(width=_TABLE_WIDTH)
+        console.print(results_table(report["runs"]))
     return report
 
 
