@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from specdec.ids import AttachmentId, Epoch, SessionId
 from specdec.messages import Addressed, Draft
+from verifier_service.vain_drafts import VainDrafts
 
 MAX_ATTACHMENTS_PER_STREAM = 1024
 MAX_REMEMBERED_ATTACHMENTS = 4096
@@ -36,7 +37,7 @@ class Attachment:
     `told_length` counts the committed tokens that the drafter knows, `told_budget` is the last budget it was told.
     `asked_at`: since when it has been told something, and might draft, without drafting. A round waits for a draft only
     while `delivers`: the last one came within the wait. `draft_latency_s` and `accepted_per_draft` are what its drafts
-    took and brought, the newest counting most.
+    took and brought, the newest counting most; `vain_drafts` says whether they are of use at all.
     """
 
     session_id: SessionId
@@ -53,6 +54,7 @@ class Attachment:
     last_told_at: float | None = None
     draft_latency_s: float | None = None
     accepted_per_draft: float = FIRST_ACCEPTED_PER_DRAFT
+    vain_drafts: VainDrafts = dataclasses.field(default_factory=VainDrafts)
 
     def observe_latency(self, latency_s: float) -> None:
         """A draft came so long after it could be made."""

@@ -43,9 +43,12 @@ from verifier_service.attachment import (
 from verifier_service.observer import EngineObserver
 from verifier_service.scheduler import SchedulerPolicy
 from verifier_service.session import TargetLimits, VerifierSession
+from verifier_service.vain_drafts import VainDrafts
 
 MAX_PADDING_ROWS = 4096
 """Logit rows beyond the tokenizer's own that may pass for padding."""
+MIN_TOKENS_TO_READ_ALONG = 32
+"""What a drafter takes in at once costs it little more than one token; so it stays warm at next to no cost."""
 
 BudgetMessage = Attached | Verdict | Advance | Dropped | Refused | BudgetUpdate
 
@@ -109,7 +112,14 @@ class Drafters:
             self._end(session.attachment, DetachReason.REPLACED)
         known = session.token_ids[: attach.known_length]
         start = attach.known_length if digest_tokens(known) == attach.known_digest else 0
-        attachment = Attachment(session_id, attachment_id, session.epoch, stream, told_length=session.committed_length)
+        attachment = Attachment(
+            session_id,
+            attachment_id,
+            session.epoch,
+            stream,
+            told_length=session.committed_length,
+            vain_drafts=VainDrafts(session.arrival),
+        )
         stream.attachments[attachment.key] = attachment
         session.attachment = attachment
         session.last_attachment_id = attachment_id
@@ -230,12 +240,18 @@ class Drafters:
         num_accepted_tokens: int,
         finish_reason: FinishReason | None,
     ) -> None:
-        """Tells a session's drafter what a round committed: Verdict where its draft was in it, else Advance."""
+        """Tells a session's drafter what a round committed: Verdict where its draft was in it, else Advance.
+
+        One that has no budget reads along in chunks, not round by round.
+        """
         attachment = session.attachment
         if attachment is None:
             return
-        untold = _untold(session, attachment)
         budget = _budget(session)
+        only_reads = answers is None and finish_reason is None and attachment.told_budget == 0 == budget
+        if only_reads and session.committed_length - attachment.told_length < MIN_TOKENS_TO_READ_ALONG:
+            return
+        untold = _untold(session, attachment)
         if answers is None:
             advance = Advance(session.round, base_position, untold, session.committed_length, budget, finish_reason)
             self._send(attachment, advance)
@@ -260,7 +276,13 @@ class Drafters:
         attachment, budget = session.attachment, _budget(session)
         if attachment is None or attachment.told_budget is None:
             return
-        if (attachment.told_budget > 0) != (budget > 0):
+        if (attachment.told_budget > 0) == (budget > 0):
+            return
+        base_position = attachment.told_length
+        if budget > 0 and base_position < session.committed_length:  # what it was not told while it had none
+            untold = _untold(session, attachment)
+            self._send(attachment, Advance(session.round, base_position, untold, session.committed_length, budget))
+        else:
             self._send(attachment, BudgetUpdate(budget))
 
     def end_session(self, session: VerifierSession) -> None:

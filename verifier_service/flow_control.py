@@ -27,6 +27,8 @@ class FlowControl:
         drafted = [session for session in sessions if session.attachment is not None]
         if not drafted or self._policy.max_draft_tokens == 0:
             return
+        if len(sessions) == 1 and (attachment := drafted[0].attachment) is not None:
+            attachment.vain_drafts.forget()  # its rounds wait as they like: a lone session is never without a budget
         num_uncached = sum(session.num_uncached - 1 for session in sessions)
         num_prompt_rows = min(num_uncached, self._policy.num_rows_for_prompts())
         limits = np.array([self._limit(session) for session in drafted])
@@ -55,6 +57,8 @@ class FlowControl:
 
     def observe_rounds(self, rounds: Sequence[tuple[SessionRows, int]]) -> None:
         """Rounds with how far down their draft was accepted."""
+        for planned, _ in rounds:
+            _observe_use(planned)
         judged = [(planned, accepted) for planned, accepted in rounds if planned.session.gains_slot is not None]
         if judged:
             self._gains.observe(
@@ -75,7 +79,21 @@ class FlowControl:
         return session.gains_slot
 
     def _limit(self, session: VerifierSession) -> int:
-        """What its request, its output limit and the policy leave of a draft."""
+        """What its request, its output limit and the policy leave of a draft; nothing where drafts are of no use."""
+        if session.attachment is not None and session.attachment.vain_drafts.is_resting:
+            return 0
         wanted = session.spec.speculation.max_draft_tokens
         limit = self._policy.max_draft_tokens if wanted is None else min(wanted, self._policy.max_draft_tokens)
         return max(0, min(limit, session.num_tokens_left - 1))
+
+
+def _observe_use(planned: SessionRows) -> None:
+    session = planned.session
+    if session.attachment is None:
+        return
+    if planned.draft.token_ids:
+        session.attachment.vain_drafts.observe_draft()
+    elif planned.answers is None:  # an empty draft came in time, and cost nothing
+        has_begun = session.attachment.last_sequence > 0  # a drafter may have a long prompt to read first
+        was_asked = session.draft_budget > 0 and has_begun and not planned.gave_up
+        session.attachment.vain_drafts.observe_round_alone(was_asked=was_asked)

@@ -129,12 +129,12 @@ def test_a_session_whose_draft_has_not_come_holds_up_nobody_and_is_left_out_of_n
     bench.step()
     drafter.draft(waiting, [1])
     bench.step()
-    other = bench.open((3,), session_id="other", stop=StopCriteria(max_new_tokens=10, ignore_end_of_sequence=True))
+    other = bench.open((3,), session_id="other", stop=StopCriteria(max_new_tokens=6, ignore_end_of_sequence=True))
     num_waiting_tokens = len(waiting.token_ids)
-    for _ in range(10):
+    for _ in range(6):
         bench.step()
-    assert len(other.token_ids) == 10
-    assert len(waiting.token_ids) == num_waiting_tokens + 10
+    assert len(other.token_ids) == 6
+    assert len(waiting.token_ids) == num_waiting_tokens + 6
     deadline = bench.step()
     assert deadline is not None and deadline > bench.now  # noqa: PT018 - it sleeps, it does not spin
 

@@ -11,6 +11,7 @@ from specdec.params import StopCriteria
 from tests.unit.verifier_service.harness import Bench, Drafter, HashRunner, Session, greedy_token_ids
 from verifier_service.patience import MIN_WAIT_S, AwaitedDraft, worth_waiting_until
 from verifier_service.scheduler import SchedulerPolicy
+from verifier_service.session import VerifierSession
 
 FORWARD_S = 0.03
 
@@ -65,27 +66,38 @@ class TimedDrafters:
         self.events: list[tuple[float, int, Callable[[float], None]]] = []
         self.free_at = 0.0
         self.num_events = 0
+        self.num_drafts = 0
+        self.messages: list[object] = []
         runner.on_forward = lambda _: setattr(bench, "now", bench.now + FORWARD_S)
 
     def attach(self, session: Session, expected: list[int]) -> None:
         drafter = Drafter(self.bench)
         prompt_length = len(session.opened.prompt_token_ids)
+        length, budget, is_pending = prompt_length, 0, False
 
         def told(addressed: object) -> None:
+            nonlocal length, budget, is_pending
             message = addressed.message
-            drafter.messages.append(message)
+            self.messages.append(message)
             if isinstance(message, Attached):
                 length = message.start_position + len(message.committed_token_ids)
             elif isinstance(message, Verdict | Advance | Dropped):
                 length = message.committed_length
-            else:
-                return
-            is_answer = not isinstance(message, Advance)
-            if is_answer and message.draft_budget > 0:
-                self.free_at = max(self.free_at, self.bench.now) + self.draft_s
-                self.at(self.free_at, lambda now: send(length, now))
+            budget = getattr(message, "draft_budget", 0)
+            if isinstance(message, Verdict | Dropped):
+                is_pending = False
+            if budget > 0 and not is_pending:
+                is_pending = True
+                begins_at = max(self.free_at, self.bench.now)
+                self.free_at = begins_at + self.draft_s
+                self.at(begins_at, begin)
+
+        def begin(now: float) -> None:
+            start = length
+            self.at(now + self.draft_s, lambda now: send(start, now))
 
         def send(start: int, now: float) -> None:
+            self.num_drafts += 1
             at = start - prompt_length
             wrong = [1 + expected[at + self.num_right] % 20] if at + self.num_right < len(expected) else []
             drafter.draft(session, [*expected[at : at + self.num_right], *wrong], start_position=start, arrived_at=now)
@@ -108,6 +120,29 @@ class TimedDrafters:
             if wake_at is None or wake_at > self.bench.now:
                 self.bench.now = min(wake_at or math.inf, self.events[0][0] if self.events else math.inf)
         raise TimeoutError
+
+
+def endless_token_ids(prompt: tuple[int, ...], num_tokens: int) -> list[int]:
+    token_ids = list(prompt)
+    for _ in range(num_tokens):
+        token_ids += greedy_token_ids(token_ids, 1)
+    return token_ids[len(prompt) :]
+
+
+def run_drafters(num_sessions: int, draft_s: float, num_right: int, num_tokens: int) -> tuple[TimedDrafters, float]:
+    """The drafters after all is done, and one session's tokens by the time of forwards that passed."""
+    runner = HashRunner(num_blocks=1000)
+    bench = Bench(runner=runner)
+    drafters = TimedDrafters(bench, runner, draft_s, num_right)
+    stop = StopCriteria(max_new_tokens=num_tokens, ignore_end_of_sequence=True)
+    prompts = [(1 + index, 3) for index in range(num_sessions)]
+    sessions = [bench.open(prompt, session_id=f"s{prompt[0]}", stop=stop) for prompt in prompts]
+    outputs = [endless_token_ids(prompt, num_tokens) for prompt in prompts]
+    for session, output in zip(sessions, outputs, strict=True):
+        drafters.attach(session, output)
+    drafters.run(*sessions)
+    assert [session.token_ids for session in sessions] == outputs
+    return drafters, num_tokens * FORWARD_S / bench.now
 
 
 def tokens_per_forward(num_sessions: int, draft_s: float, num_right: int, num_tokens: int = 60) -> tuple[float, float]:
@@ -140,6 +175,53 @@ def test_sessions_whose_drafts_come_soon_share_their_forwards():
 def test_drafters_that_are_slow_or_wrong_cost_next_to_nothing(draft_s, num_right, num_sessions):
     _, by_time = tokens_per_forward(num_sessions, draft_s, num_right)
     assert by_time >= 0.96
+
+
+def test_drafts_that_are_always_late_are_asked_for_less_and_less():
+    drafters, by_time = run_drafters(4, draft_s=0.05, num_right=1, num_tokens=100)
+    assert drafters.num_drafts < 30  # of 60 that its time allows
+    assert by_time >= 0.97
+
+
+def test_drafters_that_are_too_slow_for_all_sessions_serve_some_of_them():
+    _, by_time = run_drafters(8, draft_s=0.02, num_right=3, num_tokens=80)
+    assert by_time > 1.05
+
+
+def test_a_lone_session_is_never_without_a_budget_however_late_its_drafts_are():
+    drafters, _ = run_drafters(1, draft_s=0.6, num_right=3, num_tokens=100)
+    budgets = [message.draft_budget for message in drafters.messages if isinstance(message, Advance)]
+    assert len(budgets) > 50
+    assert all(budget > 0 for budget in budgets[:-9])  # the end of the output shortens the last ones
+
+
+def test_a_drafter_without_a_budget_reads_along_in_chunks_and_knows_everything_when_it_has_one_again():
+    bench = Bench(default_max_new_tokens=100)
+    session = bench.open((5, 6, 7), stop=StopCriteria(max_new_tokens=100, ignore_end_of_sequence=True))
+    drafter = Drafter(bench)
+    drafter.attach(session)
+    budget = 0
+    bench.engine._flow.assign = lambda sessions: [  # type: ignore[method-assign]
+        setattr(each, "draft_budget", budget) for each in sessions
+    ]
+    for _ in range(70):
+        bench.step()
+    advances = [message for message in drafter.messages if isinstance(message, Advance)]
+    assert [len(message.committed_token_ids) for message in advances] == [32, 32]
+    budget = 4
+    bench.engine.drafters.tell_budget(session_of(bench))
+    bench.step()
+    told = [
+        token_id
+        for message in drafter.messages
+        if isinstance(message, Advance)
+        for token_id in message.committed_token_ids
+    ]
+    assert told == session.token_ids
+
+
+def session_of(bench: Bench) -> VerifierSession:
+    return next(iter(bench.engine._open.values()))
 
 
 def test_a_drafter_that_was_told_of_no_budget_is_not_waited_for():
