@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from specdec import openmp
 from specdec.model.row_counts import split_rows
+from specdec.model.simd import EXP2_SERIES
 
 ACTIVATION_KERNELS = "activations v1"
 """Name and version, of `in_row_blocks` too: the version rises with every change that can change a bit."""
@@ -48,14 +49,13 @@ def _exp(x: Any) -> Any:
     exponent = max(x * np.float32(1.4426950408889634), np.float32(-126.0))
     whole = np.floor(exponent + np.float32(0.5))
     rest = exponent - whole
-    # The series of 2**rest, |rest| <= 1/2: ln(2)**k / k!
-    series = np.float32(1.5403530e-4)
-    series = series * rest + np.float32(1.3333558e-3)
-    series = series * rest + np.float32(9.6181291e-3)
-    series = series * rest + np.float32(5.5504109e-2)
-    series = series * rest + np.float32(2.4022651e-1)
-    series = series * rest + np.float32(6.9314718e-1)
-    series = series * rest + np.float32(1.0)
+    series = EXP2_SERIES[0]
+    series = series * rest + EXP2_SERIES[1]
+    series = series * rest + EXP2_SERIES[2]
+    series = series * rest + EXP2_SERIES[3]
+    series = series * rest + EXP2_SERIES[4]
+    series = series * rest + EXP2_SERIES[5]
+    series = series * rest + EXP2_SERIES[6]
     return series * np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)).view(np.float32)
 
 

@@ -18,6 +18,12 @@ LANES = 8
 _FLOAT, _I16, _I32 = ir.FloatType(), ir.IntType(16), ir.IntType(32)
 _FLOATS, _SHORTS, _WORDS = (ir.VectorType(lane, LANES) for lane in (_FLOAT, _I16, _I32))
 
+EXP2_SERIES = tuple(
+    np.float32(term)
+    for term in (1.5403530e-4, 1.3333558e-3, 9.6181291e-3, 5.5504109e-2, 2.4022651e-1, 6.9314718e-1, 1.0)
+)
+"""ln(2)**k / k! from k = 6 down to 0: of 2**x for |x| <= 1/2."""
+
 compiled = njit(error_model="numpy")
 
 
@@ -222,14 +228,13 @@ def exp(x: Any) -> Any:
     exponent = maximum(splat(np.float32(-126)), exponent)
     whole = floor(add(exponent, splat(np.float32(0.5))))
     rest = subtract(exponent, whole)
-    # The series of 2**rest, |rest| <= 1/2: ln(2)**k / k!
-    series = splat(np.float32(1.5403530e-4))
-    series = multiply_add(series, rest, splat(np.float32(1.3333558e-3)))
-    series = multiply_add(series, rest, splat(np.float32(9.6181291e-3)))
-    series = multiply_add(series, rest, splat(np.float32(5.5504109e-2)))
-    series = multiply_add(series, rest, splat(np.float32(2.4022651e-1)))
-    series = multiply_add(series, rest, splat(np.float32(6.9314718e-1)))
-    series = multiply_add(series, rest, splat(np.float32(1)))
+    series = splat(EXP2_SERIES[0])
+    series = multiply_add(series, rest, splat(EXP2_SERIES[1]))
+    series = multiply_add(series, rest, splat(EXP2_SERIES[2]))
+    series = multiply_add(series, rest, splat(EXP2_SERIES[3]))
+    series = multiply_add(series, rest, splat(EXP2_SERIES[4]))
+    series = multiply_add(series, rest, splat(EXP2_SERIES[5]))
+    series = multiply_add(series, rest, splat(EXP2_SERIES[6]))
     return multiply(series, power_of_two(whole))
 
 
