@@ -9,7 +9,7 @@ together end apart: else all would try again at once, and find their drafter as 
 MIN_ROUNDS_IN_VAIN = 8
 """A draft in one of so many rounds is worth having."""
 TRIAL_ROUNDS = 4
-FIRST_REST_ROUNDS, MAX_REST_ROUNDS = 32, 1024
+FIRST_REST_ROUNDS, MAX_REST_ROUNDS = 16, 1024
 USED_DRAFTS_TO_FORGET = 8
 """So many drafts that took part make the next rest a first one again."""
 GOLDEN_RATIO = 0.618

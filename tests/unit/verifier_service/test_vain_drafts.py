@@ -23,7 +23,7 @@ def rests(vain: VainDrafts, num_rounds: int) -> list[int]:
 
 
 def test_drafts_in_vain_lead_to_rests_that_double_up_to_a_limit():
-    assert rests(VainDrafts(), 5000)[:7] == [FIRST_REST_ROUNDS * 2**index for index in range(5)] + [MAX_REST_ROUNDS] * 2
+    assert rests(VainDrafts(), 5000)[:8] == [FIRST_REST_ROUNDS * 2**index for index in range(6)] + [MAX_REST_ROUNDS] * 2
 
 
 def test_a_session_is_asked_in_one_round_of_fifty_at_the_end():
@@ -70,8 +70,8 @@ def test_sessions_that_began_together_try_again_at_different_times():
             vain.observe_round_alone(was_asked=False)
             num_rounds += 1
         ends.append(num_rounds)
-    assert len(set(ends)) >= 12
-    assert max(ends) < 2 * FIRST_REST_ROUNDS
+    assert len(set(ends)) >= 10
+    assert max(ends) <= 2 * FIRST_REST_ROUNDS
 
 
 def test_a_trial_is_shorter_than_what_led_to_the_first_rest():
