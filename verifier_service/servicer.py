@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpc import aio
 
@@ -35,7 +35,9 @@ from specdec.wire.convert import (
 )
 from verifier_service.attachment import DrafterStream
 from verifier_service.mailbox import Mailbox
-from verifier_service.target import Target
+
+if TYPE_CHECKING:
+    from verifier_service.target import Target
 
 log = logging.getLogger(__name__)
 
@@ -115,13 +117,13 @@ class VerifierServicer(VerifierServiceServicer):
             status = target.describe(status)
         return pb.VerifierServiceGetStatusResponse(status=server_status_to_pb(status))
 
-    def _loaded(self) -> Target:
+    def _loaded(self) -> "Target":
         if self.target is None:
             raise LoadingError("the model is still being loaded", retry_after_s=1.0)
         return self.target
 
 
-async def _tokenise(target: Target, command: OpenSession) -> list[int]:
+async def _tokenise(target: "Target", command: OpenSession) -> list[int]:
     """The prompt's token ids; none where the command brings committed tokens, which begin with them."""
     if command.committed_token_ids:
         return []
@@ -130,7 +132,7 @@ async def _tokenise(target: Target, command: OpenSession) -> list[int]:
 
 
 async def _read(
-    target: Target, stream: DrafterStream, mailbox: Mailbox[Addressed], requests: AsyncIterator[pb.VerifyRequest]
+    target: "Target", stream: DrafterStream, mailbox: Mailbox[Addressed], requests: AsyncIterator[pb.VerifyRequest]
 ) -> None:
     """Hands a drafter's messages to the device's thread until the drafter ends its half of the stream.
 

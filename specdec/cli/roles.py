@@ -4,8 +4,10 @@ Options left out come from the environment, then from the defaults of specdec.co
 by name when it runs: shared code imports no service.
 """
 
+import contextlib
 import importlib
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -108,7 +110,8 @@ def _serve(role: str, options: dict[str, Any]) -> None:
         settings = read_settings(role, options)
         require_loopback("--listen", settings.listen, insecure_bind=settings.insecure_bind)
         require_loopback("--metrics", settings.metrics, insecure_bind=settings.insecure_bind)
-        run_role(role_module(role).serve(settings))
+        with _names_missing_extra(role):  # models are imported while the role runs
+            run_role(role_module(role).serve(settings))
 
 
 def read_settings(role: str, options: dict[str, Any]) -> Any:
@@ -139,8 +142,14 @@ def role_module(role: str, name: str = "main") -> Any:
     """A module of the role's package. Raises UsageError where the role's extra is not installed."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", OPENMP_SPIN_COUNT)
-    try:
+    with _names_missing_extra(role):
         return importlib.import_module(f"{_PACKAGES[role]}.{name}")
+
+
+@contextlib.contextmanager
+def _names_missing_extra(role: str) -> Iterator[None]:
+    try:
+        yield
     except ModuleNotFoundError as error:
         raise UsageError(f"{error.name} is not installed: pip install 'specdec[{role}]'") from None
 
