@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from specdec.cli.answer import collect_samples
 from specdec.cli.client import GenerationClient
 from specdec.cli.cluster_options import ClusterOptions
 from specdec.cli.processes import LocalCluster
@@ -79,6 +80,22 @@ async def test_drafts_of_a_lone_session_are_accepted(cluster: LocalCluster) -> N
     async with asyncio.timeout(DEADLINE_S), GenerationClient(cluster.endpoint, timeout_s=DEADLINE_S) as client:
         while (await _answer(client, 1, drafts=True))[1].speculative.num_accepted_tokens == 0:
             pass
+
+
+async def test_drafts_for_every_sample_are_accepted(cluster: LocalCluster) -> None:
+    """A drafter that took another sample's noise would guess tokens that the target has no reason to draw."""
+    spec = GenerationSpec(
+        "several answers",
+        sampling=SamplingParams(temperature=1.0, seed=3),
+        stop=StopCriteria(max_new_tokens=NUM_TOKENS, ignore_end_of_sequence=True),
+        num_samples=3,
+    )
+    num_accepted = [0] * spec.num_samples
+    async with asyncio.timeout(DEADLINE_S), GenerationClient(cluster.endpoint, timeout_s=DEADLINE_S) as client:
+        while min(num_accepted) == 0:
+            samples = await collect_samples(client.generate(spec), spec.num_samples)
+            for index, sample in enumerate(samples):
+                num_accepted[index] += sample.finished.speculative.num_accepted_tokens
 
 
 async def test_a_synthetic_model_answers_a_conversation_in_words(cluster: LocalCluster) -> None:
