@@ -6,12 +6,16 @@ as a whole, or not at all, and rounds are never fewer than without drafters. Pur
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 KEPT_SHARE = 0.5
-"""Of what a draft would bring, about so much comes all the same one round later, when nobody waits for it."""
+"""Of what a draft would bring, about so much comes all the same a round later, when nobody waits for it: less where it
+comes many rounds later, since each of those decides one of its tokens."""
 MAX_SHARE_OF_FORWARD = 0.5
 """Who is ready waits for others no longer than this share of a forward."""
+MAX_FORWARDS_ALONE = 8.0
+"""A lone session waits for a draft that takes no longer than so many forwards."""
 MIN_WAIT_S = 0.0005
 """A draft that is due now is given so long; one that is overdue as long again as it is overdue."""
 
@@ -41,7 +45,9 @@ def worth_waiting_until(
     for draft in awaited:
         due_at = max(now + MIN_WAIT_S, draft.expected_at, 2 * now - draft.expected_at)
         if due_at <= min(draft.deadline, latest):
-            arrivals.append((due_at, draft.gain * (1 - KEPT_SHARE)))
+            num_rounds_meanwhile = math.ceil((due_at - now) / forward_s)
+            kept = min(KEPT_SHARE * draft.gain, max(0.0, draft.gain - num_rounds_meanwhile))
+            arrivals.append((due_at, draft.gain - kept))
     tokens = float(num_ready + len(awaited))
     best_rate, best = tokens / forward_s, (now, 0)
     for num_drafts, (due_at, gain) in enumerate(sorted(arrivals), start=1):
@@ -50,3 +56,12 @@ def worth_waiting_until(
         if rate > best_rate:
             best_rate, best = rate, (due_at, num_drafts)
     return best
+
+
+def waits_alone(draft: AwaitedDraft, forward_s: float, now: float) -> bool:
+    """Whether a session for which nobody waits had better wait for its draft.
+
+    Its drafter chooses lengths for which waiting pays, down to an empty draft that is there at once; what a draft that
+    nobody waited for brought says little of it. Only drafts that are out of all proportion are not waited for.
+    """
+    return draft.expected_at - now <= MAX_FORWARDS_ALONE * forward_s

@@ -15,7 +15,7 @@ from specdec.messages import DropReason
 from verifier_service.alignment import AlignedDraft, align, cut
 from verifier_service.attachment import PendingDraft
 from verifier_service.fairness import TenantShares
-from verifier_service.patience import AwaitedDraft, worth_waiting_until
+from verifier_service.patience import AwaitedDraft, waits_alone, worth_waiting_until
 from verifier_service.session import VerifierSession
 
 NO_DRAFT = DraftTokens()
@@ -161,10 +161,13 @@ def plan_step(
 def _wait_for(
     drafts: Sequence[AwaitedDraft], num_ready: int, ready_since: float, forward_s: float, now: float
 ) -> tuple[float, int]:
-    """As `worth_waiting_until`; before any forward was measured, as long as the policy allows while nobody is ready."""
-    if forward_s > 0:
+    """The time until which the step waits, and for how many drafts: several sessions by what makes the most tokens a
+    second, a lone one and everybody before any forward was measured as long as the policy allows."""
+    if forward_s > 0 and (num_ready > 0 or len(drafts) > 1):
         return worth_waiting_until(drafts, num_ready, ready_since, forward_s, now)
-    return (now, 0) if num_ready else (min(draft.deadline for draft in drafts), 1)
+    if num_ready > 0 or (forward_s > 0 and not waits_alone(drafts[0], forward_s, now)):
+        return now, 0
+    return min(draft.deadline for draft in drafts), 1
 
 
 def _plan_round(

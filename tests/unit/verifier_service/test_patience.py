@@ -177,6 +177,12 @@ def test_drafters_that_are_slow_or_wrong_cost_next_to_nothing(draft_s, num_right
     assert by_time >= 0.96
 
 
+def test_a_lone_session_waits_for_a_draft_of_several_forwards():
+    """Not waited for, such a draft has little left that is new, and what it then brings says that it is worth little."""
+    _, by_time = tokens_per_forward(1, draft_s=2 * FORWARD_S, num_right=5)
+    assert by_time > 1.5
+
+
 def test_drafts_that_are_always_late_are_asked_for_less_and_less():
     drafters, by_time = run_drafters(4, draft_s=0.05, num_right=1, num_tokens=100)
     assert drafters.num_drafts < 30  # of 60 that its time allows
