@@ -187,14 +187,16 @@ def _plan_round(
             draft = cut(aligned, max_nodes=session.draft_budget, max_depth=session.num_tokens_left - 1)
             return SessionRows(session, 1, is_round=True, draft=draft.tokens, draft_nodes=draft.nodes, answers=pending)
         dropped.append((session, pending, aligned))
-    if session.draft_budget == 0 or attachment.asked_at is None:
+    # The answer to a dropped draft asks for the next one: else each would come for the round that has just begun.
+    asked_at = attachment.asked_at if pending is None else now
+    if session.draft_budget == 0 or asked_at is None:
         return SessionRows(session, 1, is_round=True)  # a drafter that was told of no budget sends nothing
     # The first round waits for nobody.
     deadline = now if session.ready_at is None else session.ready_at + policy.wait_s(session)
     if not attachment.delivers or now >= deadline:
         return SessionRows(session, 1, is_round=True, fallback_decode=True, gave_up=attachment.delivers)
     return AwaitedDraft(
-        expected_at=attachment.asked_at + (attachment.draft_latency_s or 0.0),
+        expected_at=asked_at + (attachment.draft_latency_s or 0.0),
         gain=min(attachment.accepted_per_draft, session.draft_budget),
         deadline=deadline,
     )

@@ -92,6 +92,19 @@ def test_a_draft_that_does_not_fit_is_dropped_by_its_reason(bench, drafter, sess
     assert session.token_ids == EXPECTED
 
 
+def test_after_a_draft_that_came_too_late_the_round_waits_for_the_next_one(bench, drafter, session):
+    """Else each draft would come for the round that has just begun, and none would ever be used."""
+    at = len(session.token_ids)
+    drafter.draft(session, [EXPECTED[at - 1]], start_position=len(PROMPT) + at - 1)
+    wake_at = bench.step()
+    assert wake_at is not None
+    assert wake_at > bench.now
+    assert len(session.token_ids) == at
+    sequence = drafter.draft(session, EXPECTED[at : at + 2])
+    bench.step()
+    assert only_answer(drafter, sequence).num_accepted_tokens == 2
+
+
 def test_a_dropped_draft_tells_what_its_drafter_missed(bench, drafter, session):
     told = len(PROMPT)
     for message in drafter.messages:

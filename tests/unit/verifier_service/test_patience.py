@@ -178,7 +178,7 @@ def test_drafters_that_are_slow_or_wrong_cost_next_to_nothing(draft_s, num_right
 
 
 def test_a_lone_session_waits_for_a_draft_of_several_forwards():
-    """Not waited for, such a draft has little left that is new, and what it then brings says that it is worth little."""
+    """Not waited for, such a draft has little left that is new, and what it brings says that it is worth little."""
     _, by_time = tokens_per_forward(1, draft_s=2 * FORWARD_S, num_right=5)
     assert by_time > 1.5
 
