@@ -15,7 +15,7 @@ import typer
 
 from specdec.cli.cluster_options import ClusterOptions
 from specdec.cli.failures import EXIT_FAILED, EXIT_INTERRUPTED, UsageError, fail, told_in_one_line
-from specdec.cli.until_signal import run_until_signal
+from specdec.cli.until_signal import measure_until_signal
 
 if TYPE_CHECKING:
     from specdec.bench.measure import Subjects
@@ -98,7 +98,7 @@ def bench(
         )
         recording = _new_recording(options, prompts)
         try:
-            asyncio.run(_run_until_signal(options, recording, verbose=verbose))
+            asyncio.run(measure_until_signal(_run(options, recording, verbose=verbose), recording))
         except PeerError as error:
             fail(str(error))
         finally:
@@ -125,17 +125,6 @@ def _new_recording(options: _Options, prompts: Path) -> "Recording":
         "num_draft_threads": cluster.num_draft_threads,
     }
     return Recording(describe_commit(Path(__file__).parent), describe_machine(), settings, options.lanes)
-
-
-async def _run_until_signal(options: _Options, recording: "Recording", *, verbose: bool) -> None:
-    """Ctrl-C and SIGTERM end the measurement, not the report."""
-    try:
-        recording.complete = await run_until_signal(_run(options, recording, verbose=verbose))
-        if not recording.complete:
-            recording.ended_by = "interrupted"
-    except Exception as error:
-        recording.ended_by = f"{type(error).__name__}: {error}"
-        raise
 
 
 async def _run(options: _Options, recording: "Recording", *, verbose: bool) -> None:

@@ -14,7 +14,7 @@ import typer
 
 from specdec.cli.cluster_options import ClusterOptions
 from specdec.cli.failures import EXIT_FAILED, EXIT_INTERRUPTED, UsageError, fail, told_in_one_line
-from specdec.cli.until_signal import run_until_signal
+from specdec.cli.until_signal import measure_until_signal
 
 if TYPE_CHECKING:
     from specdec.bench.load_figures import ForwardTime
@@ -116,7 +116,7 @@ def bench_load(
         if verifier_profile is not None:
             verifier_profile.mkdir(parents=True, exist_ok=True)
         try:
-            asyncio.run(_run_until_signal(options, recording, verbose=verbose))
+            asyncio.run(measure_until_signal(_run(options, recording, verbose=verbose), recording))
         except ProfilerError as error:
             fail(str(error))
         finally:
@@ -146,17 +146,6 @@ def _new_recording(options: _Options) -> "LoadRecording":
         "num_draft_threads": cluster.num_draft_threads,
     }
     return LoadRecording(describe_commit(Path(__file__).parent), describe_machine(), settings)
-
-
-async def _run_until_signal(options: _Options, recording: "LoadRecording", *, verbose: bool) -> None:
-    """Ctrl-C and SIGTERM end the measurement, not the report."""
-    try:
-        recording.complete = await run_until_signal(_run(options, recording, verbose=verbose))
-        if not recording.complete:
-            recording.ended_by = "interrupted"
-    except Exception as error:
-        recording.ended_by = f"{type(error).__name__}: {error}"
-        raise
 
 
 async def _run(options: _Options, recording: "LoadRecording", *, verbose: bool) -> None:

@@ -32,7 +32,8 @@ class PagedAttention(Protocol):
     ) -> None:
         """Writes key and value [M, H, D] to the layer's slots, then attends for query [M, Hq, D] into output.
 
-        All are of the storage's dtype; any strides but the last. Padding rows get zeros.
+        All are of the storage's dtype; inputs may have any strides but the last, output is contiguous. Padding rows get
+        zeros.
         """
 
 
