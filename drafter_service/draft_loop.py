@@ -1,7 +1,8 @@
 """One session's loop: propose, send, take the answer, again. Owns no stream and no model; it asks the device thread.
 
 - Exactly one draft is pending. Where there is no guess an empty draft goes out at once, so that nobody waits for one.
-- With a budget of 0 nothing is sent.
+- With a budget of 0 nothing is sent, and caches are brought up in a small share of the time: the verifier may have none
+  to give because of what drafters cost.
 - While an answer is awaited, a cache that has fallen behind is brought up in chunks of 32 tokens or more. A draft that
   is due during a chunk is empty; before another chunk the proposer is asked again, in case it does without.
 """
@@ -97,9 +98,14 @@ class DraftLoop:
         started_at = self._clock()
         self._metrics.draft_budget.observe(self._attachment.draft_budget)
         proposal, start_position = await self._propose(self._policy.plan(self._attachment.draft_budget))
+        if not self._attachment.may_draft:
+            return
         num_passed = self._attachment.num_passed_tokens(proposal, start_position)
-        if num_passed is None or not self._attachment.may_draft:
-            return  # the verifier went on meanwhile
+        if num_passed is None:
+            # The verifier went on meanwhile, and will again unless it hears that there is somebody to wait for.
+            if proposal.num_model_tokens:
+                self._policy.observe_late_draft(len(proposal.token_ids))
+            proposal, num_passed = NOTHING, 0
         now = self._clock()
         draft = self._attachment.next_draft(proposal, num_passed, now - started_at, now)
         self._send(draft)
@@ -125,6 +131,8 @@ class DraftLoop:
         """A proposal for what is committed when the device gets to it: the verifier may have gone on meanwhile."""
         started_at = self._clock()
         committed = self._attachment.snapshot()
+        if not self._attachment.may_draft:
+            return NOTHING, len(committed), 0.0
         if outcome is not None:
             skipped = outcome.pending.num_skipped_tokens
             self._session.observe(outcome.num_judged_tokens + skipped, outcome.num_right_tokens + skipped)
@@ -165,6 +173,8 @@ class DraftLoop:
         """Feeds the next chunk of committed tokens where the proposer's cache has fallen a chunk or more behind."""
         if self._warming is not None or not self._was_asked or self._attachment.is_over:
             return
+        if self._attachment.draft_budget == 0 and not self._measured.unwanted_warming.may_start(self._clock()):
+            return
         committed = self._attachment.snapshot()
         backlog = self._session.backlog(committed)
         if backlog >= WARM_CHUNK_TOKENS:
@@ -181,5 +191,7 @@ class DraftLoop:
         if self._warming is not None and self._warming.done():
             elapsed_s = self._warming.result()
             self._warming = None
+            if self._attachment.draft_budget == 0:
+                self._measured.unwanted_warming.observe(self._clock(), elapsed_s)
             if 2 * elapsed_s < WARM_CHUNK_TARGET_S:
                 self._warm_chunk_tokens = min(2 * self._warm_chunk_tokens, MAX_WARM_CHUNK_TOKENS)

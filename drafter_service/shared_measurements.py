@@ -5,6 +5,24 @@ import dataclasses
 from drafter_service.draft_length import ModelDrafts
 from drafter_service.verify_times import VerifyTimes
 
+WARMING_SHARE = 0.02
+"""Of the time, for caches of sessions without a budget: a drafter may stand on the verifier's own cores."""
+
+
+class UnwantedWarming:
+    """When the cache of a session without a budget may be brought up next. Times are arguments."""
+
+    def __init__(self) -> None:
+        self._next_at = 0.0
+
+    def may_start(self, now: float) -> bool:
+        """Whether the share of the time is not used up."""
+        return now >= self._next_at
+
+    def observe(self, now: float, elapsed_s: float) -> None:
+        """A chunk took so long."""
+        self._next_at = max(now, self._next_at) + elapsed_s / WARMING_SHARE
+
 
 @dataclasses.dataclass(frozen=True)
 class SharedMeasurements:
@@ -12,3 +30,4 @@ class SharedMeasurements:
 
     verify_times: VerifyTimes = dataclasses.field(default_factory=VerifyTimes)
     model_drafts: ModelDrafts = dataclasses.field(default_factory=ModelDrafts)
+    unwanted_warming: UnwantedWarming = dataclasses.field(default_factory=UnwantedWarming)

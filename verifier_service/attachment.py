@@ -19,6 +19,8 @@ MAX_SURPRISE, SURPRISE_S = 4.0, 0.001
 """No draft counts as later than so many times what was expected, and a little: drafters stall, none is too quick."""
 
 AttachmentKey = tuple[SessionId, AttachmentId]
+DraftModel = tuple[int, int]
+"""What an attachment says of its drafter's model: rows of its vocabulary and its context limit, zeros if none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Attachment:
     epoch: Epoch
     stream: "DrafterStream"
     told_length: int
+    draft_model: DraftModel = (0, 0)
     told_budget: int | None = None
     last_sequence: int = 0
     pending: PendingDraft | None = None

@@ -118,6 +118,7 @@ class Drafters:
             session.epoch,
             stream,
             told_length=session.committed_length,
+            draft_model=(attach.vocabulary_size, attach.context_limit),
             vain_drafts=VainDrafts(session.arrival),
         )
         stream.attachments[attachment.key] = attachment

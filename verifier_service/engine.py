@@ -89,6 +89,8 @@ class Engine:
         self._num_served = 0
         self._wait_until, self._wait_for_changes = 0.0, 0
         self._ready_since: float | None = None
+        self._last_step_ended_at: float | None = None
+        """None where nothing was to be done since."""
         self._draining = False
         self._checked_at = -IDLE_CHECK_INTERVAL_S
         self._is_checked = True
@@ -256,6 +258,7 @@ class Engine:
         """
         started_at = self._clock()
         if not self._open:
+            self._last_step_ended_at = None
             self._check_when_idle(started_at)
             return None
         if started_at < self._wait_until and self.drafters.num_changes < self._wait_for_changes:
@@ -277,13 +280,21 @@ class Engine:
         self._ready_since = None
         planned = self._room.make(plan.rows)
         if planned:
-            self._run(planned, started_at)
+            num_tokens = self._run(planned, started_at)
+            self._end_step(planned, num_tokens, started_at)
         self._admit()
         return 0.0
 
+    def _end_step(self, planned: Sequence[SessionRows], num_tokens: int, started_at: float) -> None:
+        before, now = self._last_step_ended_at, self._clock()
+        self._flow.observe_step(planned, num_tokens, now - (started_at if before is None else before))
+        self._last_step_ended_at = now
+
     def _wait(self, plan: StepPlan, now: float) -> float | None:
         """Waits for drafts: until some time, or until so many came. Who comes new is looked at at once."""
-        if plan.next_deadline is not None:
+        if plan.next_deadline is None:
+            self._last_step_ended_at = None
+        else:
             self._wait_until = plan.next_deadline
             self._wait_for_changes = self.drafters.num_changes + plan.num_awaited_drafts
         if not plan.is_anyone_ready:
@@ -292,8 +303,9 @@ class Engine:
             self._ready_since = now
         return plan.next_deadline
 
-    def _run(self, planned: Sequence[SessionRows], started_at: float) -> None:
-        """One forward and what it decides. One that fails is run again in halves: who breaks it alone, fails alone."""
+    def _run(self, planned: Sequence[SessionRows], started_at: float) -> int:
+        """One forward and what it decides: so many tokens. One that fails is run again in halves: who breaks it alone,
+        fails alone."""
         for rows in planned:
             session = rows.session
             if session.last_commit_at is None:
@@ -305,17 +317,16 @@ class Engine:
         logits = self._forward(planned)
         if logits is None:
             half = len(planned) // 2
-            for part in (planned[:half], planned[half:]) if half else ():
-                self._run(part, started_at)
-            return
+            return sum(self._run(part, started_at) for part in (planned[:half], planned[half:]) if half)
         forward_time_s = self._clock() - forward_started_at
         self._flow.observe_forward(num_rows, forward_time_s)
         for rows in planned:
             self._num_served += 1
             rows.session.last_served = self._num_served
             self._shares.charge(rows.session.tenant, rows.num_rows)
-        self._take(planned, logits, started_at, forward_time_s)
+        num_tokens = self._take(planned, logits, started_at, forward_time_s)
         self._observer.step(num_rows, forward_time_s, self._clock() - started_at)
+        return num_tokens
 
     def _forward(self, planned: Sequence[SessionRows]) -> Tensor | None:
         """Logits; None where the forward failed, and with it the session that was in it alone."""
@@ -327,8 +338,8 @@ class Engine:
             self._fail(planned[0].session)
         return None
 
-    def _take(self, planned: Sequence[SessionRows], logits: Tensor, started_at: float, forward_time_s: float) -> None:
-        """Commits what the forward decided, and lets what it computed be found."""
+    def _take(self, planned: Sequence[SessionRows], logits: Tensor, started_at: float, forward_time_s: float) -> int:
+        """Commits what the forward decided, so many tokens, and lets what it computed be found."""
         rounds = [rows for rows in planned if rows.is_round]
         first_row = sum(1 + len(rows.draft.token_ids) for rows in rounds)
         decisions = self._rounds.decide(rounds, logits[:first_row]) if rounds else []
@@ -362,6 +373,7 @@ class Engine:
             except Exception:
                 log.exception("prefill failed", extra={"session_id": session.session_id})
                 self._fail(session)
+        return sum(1 + num_accepted for _, num_accepted in judged)
 
     def _check_when_idle(self, now: float) -> None:
         if self._is_checked or now - self._checked_at < IDLE_CHECK_INTERVAL_S:

@@ -7,11 +7,13 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from verifier_service.attachment import DraftModel
 from verifier_service.budgets import share_rows
 from verifier_service.expected_gains import ExpectedGains
 from verifier_service.forward_times import ForwardTimes
 from verifier_service.scheduler import SchedulerPolicy, SessionRows
 from verifier_service.session import VerifierSession
+from verifier_service.speculation_trials import MeasuredStep, SpeculationTrials
 
 
 class FlowControl:
@@ -21,14 +23,19 @@ class FlowControl:
         self._policy = policy
         self._times = ForwardTimes()
         self._gains = ExpectedGains(policy.max_draft_tokens)
+        self._trials = SpeculationTrials(policy.max_step_rows)
+        self._num_sessions = 0
+        self._mix: frozenset[DraftModel] = frozenset()
 
     def assign(self, sessions: Collection[VerifierSession]) -> None:
         """Shares the draft rows of the next steps among the running sessions that have a drafter."""
         drafted = [session for session in sessions if session.attachment is not None]
+        self._num_sessions = len(sessions)
+        self._mix = frozenset(session.attachment.draft_model for session in drafted if session.attachment is not None)
         if not drafted or self._policy.max_draft_tokens == 0:
             return
         if len(sessions) == 1 and (attachment := drafted[0].attachment) is not None:
-            attachment.vain_drafts.forget()  # its rounds wait as they like: a lone session is never without a budget
+            attachment.vain_drafts.forget()  # its rounds wait as they like
         num_uncached = sum(session.num_uncached - 1 for session in sessions)
         num_prompt_rows = min(num_uncached, self._policy.num_rows_for_prompts())
         limits = np.array([self._limit(session) for session in drafted])
@@ -36,6 +43,10 @@ class FlowControl:
             share = (self._policy.max_step_rows - num_prompt_rows) // len(sessions) - 1
             budgets = np.minimum(limits, max(0, share))
         else:
+            num_speculating = self._trials.num_speculating(
+                len(sessions), len(drafted), self._mix, lone_session=drafted[0].session_id
+            )
+            limits[np.flatnonzero(limits)[num_speculating:]] = 0  # the eldest speculate
             budgets = share_rows(
                 self._gains.of([self._slot(session) for session in drafted]),
                 limits,
@@ -54,6 +65,23 @@ class FlowControl:
     def observe_forward(self, num_rows: int, forward_s: float) -> None:
         """A forward over so many rows took this long."""
         self._times.observe(num_rows, forward_s)
+
+    def observe_step(self, planned: Sequence[SessionRows], num_tokens: int, elapsed_s: float) -> None:
+        """A step decided so many tokens; `elapsed_s` counts from the end of the step before, where there was one."""
+        step = MeasuredStep(
+            num_sessions=self._num_sessions,
+            num_rounds=len(planned),
+            num_tokens=num_tokens,
+            elapsed_s=elapsed_s,
+            has_prompts=any(not rows.is_round or rows.num_prefill > 1 for rows in planned),
+        )
+        if not self._times.is_known:
+            return
+        if self._mix:
+            num_rows = min(self._num_sessions, self._policy.max_step_rows)
+            self._trials.observe(self._mix, step, self._times.expected_s(num_rows))
+        else:
+            self._trials.observe_alone(step)
 
     def observe_rounds(self, rounds: Sequence[tuple[SessionRows, int]]) -> None:
         """Rounds with how far down their draft was accepted."""

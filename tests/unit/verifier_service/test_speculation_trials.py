@@ -1,0 +1,130 @@
+"""Speculation goes on only where it decides more tokens a second: in virtual time, with forwards that waver."""
+
+import dataclasses
+import random as randomness
+from collections.abc import Hashable
+
+import pytest
+
+from verifier_service.speculation_trials import (
+    MAX_REST_STEPS,
+    MAX_STEPS_ALONE,
+    MeasuredStep,
+    SpeculationTrials,
+)
+
+FORWARD_S = 0.1
+MIX = "mix"
+
+
+@dataclasses.dataclass
+class Load:
+    """Sessions that all run all the time; each that speculates brings tokens, and makes the step longer."""
+
+    trials: SpeculationTrials
+    num_sessions: int
+    tokens_per_round: float
+    step_s_of_all: float
+    """Of a step in which all speculate; each session pays its part."""
+    session: Hashable = "s"
+    mix: Hashable = MIX
+    random: randomness.Random = dataclasses.field(default_factory=lambda: randomness.Random(1))
+    elapsed_s: float = 0.0
+    num_tokens: int = 0
+
+    def speculating(self) -> int:
+        lone = self.session if self.num_sessions == 1 else None
+        return self.trials.num_speculating(self.num_sessions, self.num_sessions, self.mix, lone)
+
+    def run(self, num_steps: int, has_prompts: bool = False) -> "Load":
+        for _ in range(num_steps):
+            num_speculating = self.speculating()
+            share = num_speculating / self.num_sessions
+            step_s = (FORWARD_S + share * (self.step_s_of_all - FORWARD_S)) * self.random.uniform(0.95, 1.1)
+            extra = sum(self.random.random() for _ in range(num_speculating)) * 2 * (self.tokens_per_round - 1)
+            num_tokens = self.num_sessions + round(extra)
+            step = MeasuredStep(self.num_sessions, self.num_sessions, num_tokens, step_s, has_prompts)
+            self.trials.observe(self.mix, step, 1.3 * FORWARD_S)
+            self.elapsed_s += step_s
+            self.num_tokens += num_tokens
+        return self
+
+    @property
+    def speedup(self) -> float:
+        """Over steps without drafts."""
+        return self.num_tokens / self.num_sessions * FORWARD_S * 1.025 / self.elapsed_s
+
+
+@pytest.mark.parametrize("num_sessions", [2, 4, 16, 64])
+def test_drafts_that_cost_more_than_they_bring_are_given_up_and_hardly_slow_anybody_down(num_sessions: int) -> None:
+    load = Load(SpeculationTrials(64), num_sessions, tokens_per_round=1.2, step_s_of_all=2 * FORWARD_S).run(1000)
+    assert load.speculating() == 0
+    assert load.speedup > 0.97
+
+
+@pytest.mark.parametrize("num_sessions", [1, 2, 4, 16, 64])
+def test_drafts_that_pay_are_had_nearly_all_the_time(num_sessions: int) -> None:
+    load = Load(SpeculationTrials(64), num_sessions, tokens_per_round=3.0, step_s_of_all=1.5 * FORWARD_S).run(1000)
+    assert load.speculating() == num_sessions
+    assert load.speedup > 0.95 * 2.0
+
+
+def test_a_few_try_first() -> None:
+    load = Load(SpeculationTrials(64), 16, tokens_per_round=1.2, step_s_of_all=2 * FORWARD_S)
+    seen = {load.run(1).speculating() for _ in range(200)}
+    assert seen == {0, 4}
+
+
+def test_what_failed_is_tried_again_ever_more_rarely() -> None:
+    load = Load(SpeculationTrials(64), 8, tokens_per_round=1.0, step_s_of_all=2 * FORWARD_S)
+    trials_of = [sum(load.run(1).speculating() > 0 for _ in range(2 * MAX_REST_STEPS)) for _ in range(3)]
+    assert trials_of[0] > trials_of[2] > 0
+
+
+def test_drafts_that_become_worth_it_are_found() -> None:
+    load = Load(SpeculationTrials(64), 8, tokens_per_round=1.0, step_s_of_all=2 * FORWARD_S).run(300)
+    load.tokens_per_round, load.step_s_of_all = 3.0, FORWARD_S
+    load.run(1000)
+    assert load.speculating() == 8
+
+
+def test_a_lone_session_that_gained_nothing_stops_and_the_next_one_tries_for_itself() -> None:
+    load = Load(SpeculationTrials(64), 1, tokens_per_round=1.1, step_s_of_all=1.6 * FORWARD_S).run(120)
+    assert load.speculating() == 0
+    load.session, load.tokens_per_round = "t", 3.0
+    assert load.speculating() == 1
+    load.run(100)
+    assert load.speculating() == 1
+
+
+def test_no_mix_of_drafters_pays_for_what_another_did() -> None:
+    trials = SpeculationTrials(64)
+    Load(trials, 8, tokens_per_round=1.0, step_s_of_all=2 * FORWARD_S).run(100)
+    other = Load(trials, 8, tokens_per_round=2.0, step_s_of_all=FORWARD_S, mix="other").run(30)
+    assert other.speculating() == 8
+
+
+def test_no_load_pays_for_what_another_did() -> None:
+    trials = SpeculationTrials(64)
+    Load(trials, 16, tokens_per_round=1.0, step_s_of_all=2 * FORWARD_S).run(100)
+    assert Load(trials, 2, tokens_per_round=2.0, step_s_of_all=1.1 * FORWARD_S).run(60).speculating() == 2
+
+
+def test_steps_without_any_drafter_tell_what_steps_alone_take() -> None:
+    trials = SpeculationTrials(64)
+    for _ in range(5):
+        trials.observe_alone(MeasuredStep(16, 16, 16, FORWARD_S))
+    assert Load(trials, 16, tokens_per_round=2.0, step_s_of_all=FORWARD_S).speculating() > 0
+
+
+def test_where_every_step_has_prompts_nothing_is_judged_and_everybody_speculates_in_the_end() -> None:
+    load = Load(SpeculationTrials(64), 16, tokens_per_round=2.0, step_s_of_all=FORWARD_S)
+    load.run(MAX_STEPS_ALONE + 1, has_prompts=True)
+    assert load.speculating() > 0
+
+
+def test_a_clock_that_stands_still_tells_nothing() -> None:
+    trials = SpeculationTrials(64)
+    for _ in range(100):
+        trials.observe(MIX, MeasuredStep(1, 1, 1, 0.0), 0.0)
+    assert trials.num_speculating(1, 1, MIX, "s") == 1
