@@ -6,7 +6,8 @@ threads has a part in it, and since a fused multiply-add is rounded once everywh
 Weights are read once for all rows, as they are stored (float16, bfloat16 or float32), and widened in registers. They
 lie in panels of 24 outputs, so that four rows keep twelve vectors of sums in registers: enough to hide the latency of
 the multiply-add, with little reloading. Inputs are taken in blocks that stay in the nearest cache while the groups of
-rows pass over them; a thread reads its panels as one stream.
+rows pass over them; a thread reads its panels as one stream. While the groups compute with one block of weights, the
+next one is fetched: else memory would rest for as long as the second group of rows computes.
 
 Legend: M rows, I inputs, O outputs, P panels.
 """
@@ -40,8 +41,10 @@ _X, _OUT, _SCRATCH, _ROWS, _X_STRIDE = (
     (_JOB.names or ()).index(name) for name in ("x", "out", "scratch", "rows", "x_stride")
 )
 _WORK_OF_ONE_THREAD = 1 << 16  # multiply-adds that take no longer than waking a second thread
-_INT64, _FLOAT = ir.IntType(64), ir.FloatType()
+_INT32, _INT64, _FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
 _VECTOR = ir.VectorType(_FLOAT, LANES)
+_BYTES = ir.IntType(8).as_pointer()
+_TO_READ_IN_SECOND_CACHE = [_INT32(0), _INT32(2), _INT32(1)]  # no write, locality, data
 _Format = Literal["float16", "bfloat16", "float32"]
 
 
@@ -62,17 +65,20 @@ def _at(builder: Any, address: Any, kind: Any) -> Any:
 def _tile(num_rows: int, stored: _Format) -> Any:
     """Adds the products of `num_rows` rows of x with a block of a panel to sums [num_rows, PANEL] in memory.
 
-    The compiled function takes addresses, strides in bytes, the number of inputs in the block, and whether the sums
-    start from zero.
+    The compiled function takes addresses, strides in bytes, the number of inputs in the block, whether the sums start
+    from zero, and what it fetches meanwhile: from which address on, and how many bytes for each input.
     """
     num_vectors = PANEL // LANES
     item_size = 4 if stored == "float32" else 2
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        x, x_stride, weights, num_inputs, sums, sums_stride, from_zero = arguments
+        x, x_stride, weights, num_inputs, sums, sums_stride, from_zero, ahead, ahead_step = arguments
         module, function = builder.function.module, builder.function
         multiply_add = cgutils.get_or_insert_function(
             module, ir.FunctionType(_VECTOR, [_VECTOR] * 3), f"llvm.fma.v{LANES}f32"
+        )
+        prefetch = cgutils.get_or_insert_function(
+            module, ir.FunctionType(ir.VoidType(), [_BYTES, *[_INT32] * 3]), "llvm.prefetch.p0i8"
         )
         rows = [builder.add(x, builder.mul(x_stride, _INT64(row))) for row in range(num_rows)]
         places = [
@@ -103,6 +109,8 @@ def _tile(num_rows: int, stored: _Format) -> Any:
             _load_weights(builder, builder.add(panel_row, _INT64(LANES * item_size * vector)), stored)
             for vector in range(num_vectors)
         ]
+        wanted = builder.inttoptr(builder.add(ahead, builder.mul(index, ahead_step)), _BYTES)
+        builder.call(prefetch, [wanted, *_TO_READ_IN_SECOND_CACHE])
         offset = builder.mul(index, _INT64(4))
         added = []
         for row in range(num_rows):
@@ -125,8 +133,8 @@ def _tile(num_rows: int, stored: _Format) -> Any:
 
     @intrinsic  # type: ignore[untyped-decorator]
     def tile(typing_context: Any, x: Any, x_stride: Any, weights: Any, num_inputs: Any, sums: Any, sums_stride: Any,
-             from_zero: Any) -> Any:  # fmt: skip
-        return types.void(*[types.int64] * 7), generate
+             from_zero: Any, ahead: Any, ahead_step: Any) -> Any:  # fmt: skip
+        return types.void(*[types.int64] * 9), generate
 
     return tile
 
@@ -140,39 +148,43 @@ _full_1, _full_2, _full_3, _full_4 = (_tile(rows, "float32") for rows in (1, 2, 
 def _add_block(
     stored: Any, rows: Any, x: Any, x_stride: Any, weights: Any, inputs: Any, sums: Any, sums_stride: Any, zero: Any
 ) -> None:
-    """All rows over one block of a panel, in groups of four; five rows as three and two."""
+    """All rows over one block of a panel, in groups of four; five rows as three and two, six as three and three."""
     row = 0
+    size = PANEL * (4 if stored == 2 else 2)
+    step = size // ((rows + 3) // 4)  # each group fetches its part of the next block
+    ahead = weights + inputs * size
     while row < rows:
         left = rows - row
         here, there = x + row * x_stride, sums + row * sums_stride
-        group = 4 if left >= 4 and left != 5 else min(left, 3)
+        group = 4 if left == 4 or left > 6 else min(left, 3)
         if stored == 0:
             if group == 4:
-                _half_4(here, x_stride, weights, inputs, there, sums_stride, zero)
+                _half_4(here, x_stride, weights, inputs, there, sums_stride, zero, ahead, step)
             elif group == 3:
-                _half_3(here, x_stride, weights, inputs, there, sums_stride, zero)
+                _half_3(here, x_stride, weights, inputs, there, sums_stride, zero, ahead, step)
             elif group == 2:
-                _half_2(here, x_stride, weights, inputs, there, sums_stride, zero)
+                _half_2(here, x_stride, weights, inputs, there, sums_stride, zero, ahead, step)
             else:
-                _half_1(here, x_stride, weights, inputs, there, sums_stride, zero)
+                _half_1(here, x_stride, weights, inputs, there, sums_stride, zero, ahead, step)
         elif stored == 1:
             if group == 4:
-                _brain_4(here, x_stride, weights, inputs, there, sums_stride, zero)
+                _brain_4(here, x_stride, weights, inputs, there, sums_stride, zero, ahead, step)
             elif group == 3:
-                _brain_3(here, x_stride, weights, inputs, there, sums_stride, zero)
+                _brain_3(here, x_stride, weights, inputs, there, sums_stride, zero, ahead, step)
             elif group == 2:
-                _brain_2(here, x_stride, weights, inputs, there, sums_stride, zero)
+                _brain_2(here, x_stride, weights, inputs, there, sums_stride, zero, ahead, step)
             else:
-                _brain_1(here, x_stride, weights, inputs, there, sums_stride, zero)
+                _brain_1(here, x_stride, weights, inputs, there, sums_stride, zero, ahead, step)
         elif group == 4:
-            _full_4(here, x_stride, weights, inputs, there, sums_stride, zero)
+            _full_4(here, x_stride, weights, inputs, there, sums_stride, zero, ahead, step)
         elif group == 3:
-            _full_3(here, x_stride, weights, inputs, there, sums_stride, zero)
+            _full_3(here, x_stride, weights, inputs, there, sums_stride, zero, ahead, step)
         elif group == 2:
-            _full_2(here, x_stride, weights, inputs, there, sums_stride, zero)
+            _full_2(here, x_stride, weights, inputs, there, sums_stride, zero, ahead, step)
         else:
-            _full_1(here, x_stride, weights, inputs, there, sums_stride, zero)
+            _full_1(here, x_stride, weights, inputs, there, sums_stride, zero, ahead, step)
         row += group
+        ahead += inputs * step
 
 
 @openmp.kernel(_JOB)
