@@ -122,7 +122,7 @@ class DraftLoop:
         outcome, self._observed = self._observed, None
         proposal, start_position, elapsed_s = await self._device.run(self._propose_on_device, outcome, plan)
         if proposal.num_model_tokens:
-            self._measured.model_drafts.observe_time(proposal.num_model_tokens, elapsed_s)
+            self._measured.model_drafts.observe_time(proposal.num_model_tokens, proposal.num_read_tokens, elapsed_s)
         if proposal.reach_probs:
             proposal = proposal.truncated(self._policy.num_tokens_worth_sending(proposal.reach_probs, elapsed_s))
         return proposal, start_position

@@ -75,6 +75,7 @@ class Drafters:
         self._clock = clock
         self.num_changes = 0
         """Drafts that came and attachments that ended: for whom a step waits may be another after any of them."""
+        self._num_drafts = 0
 
     # --- From drafters -----------------------------------------------------------------------------------------------
 
@@ -173,6 +174,7 @@ class Drafters:
         arrived_at: float,
     ) -> None:
         self.num_changes += 1
+        self._num_drafts += len(draft.draft_token_ids) > 0
         attachment = stream.attachments.get((session_id, attachment_id))
         session = self._find_session(session_id)
         if attachment is None or session is None or session.attachment is not attachment:
@@ -206,6 +208,11 @@ class Drafters:
             attachment.asked_at = None
             if superseded is not None:
                 self.drop(session, superseded, DropReason.SUPERSEDED)
+
+    def take_num_drafts(self) -> int:
+        """Drafts with tokens that came since this was asked last, of use or not."""
+        num_drafts, self._num_drafts = self._num_drafts, 0
+        return num_drafts
 
     # --- To drafters -------------------------------------------------------------------------------------------------
 

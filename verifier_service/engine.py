@@ -287,7 +287,8 @@ class Engine:
 
     def _end_step(self, planned: Sequence[SessionRows], num_tokens: int, started_at: float) -> None:
         before, now = self._last_step_ended_at, self._clock()
-        self._flow.observe_step(planned, num_tokens, now - (started_at if before is None else before))
+        num_drafts = self.drafters.take_num_drafts()
+        self._flow.observe_step(planned, num_tokens, num_drafts, now - (started_at if before is None else before))
         self._last_step_ended_at = now
 
     def _wait(self, plan: StepPlan, now: float) -> float | None:

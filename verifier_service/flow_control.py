@@ -44,7 +44,11 @@ class FlowControl:
             budgets = np.minimum(limits, max(0, share))
         else:
             num_speculating = self._trials.num_speculating(
-                len(sessions), len(drafted), self._mix, lone_session=drafted[0].session_id
+                len(sessions),
+                len(drafted),
+                self._mix,
+                lone_session=drafted[0].session_id,
+                has_prompts=num_uncached > 0,
             )
             limits[np.flatnonzero(limits)[num_speculating:]] = 0  # the eldest speculate
             budgets = share_rows(
@@ -66,13 +70,14 @@ class FlowControl:
         """A forward over so many rows took this long."""
         self._times.observe(num_rows, forward_s)
 
-    def observe_step(self, planned: Sequence[SessionRows], num_tokens: int, elapsed_s: float) -> None:
-        """A step decided so many tokens; `elapsed_s` counts from the end of the step before, where there was one."""
+    def observe_step(self, planned: Sequence[SessionRows], num_tokens: int, num_drafts: int, elapsed_s: float) -> None:
+        """A step decided so many tokens. Drafts and time count from the end of the step before, where there was one."""
         step = MeasuredStep(
             num_sessions=self._num_sessions,
             num_rounds=len(planned),
             num_tokens=num_tokens,
             elapsed_s=elapsed_s,
+            num_drafts=num_drafts,
             has_prompts=any(not rows.is_round or rows.num_prefill > 1 for rows in planned),
         )
         if not self._times.is_known:

@@ -18,22 +18,24 @@ from verifier_service.forward_times import ForwardTimes
 
 FEW_SHARE = 4
 """A trial begins with one session in so many."""
-SETTLING_STEPS_ALONE, SETTLING_STEPS_WITH_DRAFTS = 2, 4
-"""First steps of a phase, which say nothing of it: drafts of the phase before, and none yet of this one."""
+SETTLING_STEPS_ALONE = 2
+"""Drafters may still be busy with what nobody wants any more."""
+MAX_SETTLING_STEPS = 8
+"""Steps with drafters are judged from the first draft on, or after so many: one may have much to read first."""
 MEASURED_STEPS_ALONE = 5
-MAX_STEPS_ALONE = 64
-"""Of which some had to be measured; where none could, since all computed prompts too, drafts are not judged."""
+MAX_STEPS_UNTOLD = 64
+"""Where so many steps told nothing, for all computed prompts too, drafts are had without a judgement."""
 MIN_MEASURED_STEPS, MIN_MEASURED_ROUNDS = 6, 24
 """Of a verdict in time of peace. What is a disaster is ended sooner."""
 MIN_STEPS_OF_A_DISASTER = 3
-DOUBT = 1.5
-"""In standard errors, taking a round's tokens to vary as much as their mean."""
+DOUBT = 0.7
+"""Of a round's tokens, as a share of their mean: what a disaster must exceed by far."""
 GOOD_SPEEDUP, BAD_SPEEDUP = 1.02, 0.99
 CLEAR_SPEEDUP = 1.5
 """So great a gain over forwards that ran beside drafters is one over any."""
 KEEP_PER_VERDICT = 0.5
 """What is left of older evidence after a verdict, and where a lone session follows another."""
-FIRST_REST_STEPS, MAX_REST_STEPS = 48, 1536
+FIRST_REST_STEPS, MAX_REST_STEPS = 96, 1536
 STEPS_UNTIL_ALONE_AGAIN = 2048
 """After so many, steps without drafts are measured anew, where the gain leaves room for doubt."""
 KNOWN_WITHIN = 1.5
@@ -55,6 +57,8 @@ class _Record:
 
     phase: _Phase
     num_steps: int = 0
+    num_untold_steps: int = 0
+    has_settled: bool = False
     num_measured_steps: int = 0
     num_measured_rounds: int = 0
     alone_s: float = 0.0
@@ -66,6 +70,7 @@ class _Record:
     def enter(self, phase: _Phase) -> None:
         """A phase begins, and evidence with it."""
         self.phase, self.num_steps = phase, 0
+        self.num_untold_steps, self.has_settled = 0, False
         self.fade(0.0)
 
     def fade(self, keep: float = KEEP_PER_VERDICT) -> None:
@@ -85,13 +90,14 @@ class MeasuredStep:
     """A step that ran. `elapsed_s` counts from the end of the step before, waits included.
 
     `num_sessions` would all have a token if nobody had drafts, as far as a step has rows for them; `num_rounds` had
-    theirs, `num_tokens` in all. One with prompts tells nothing of drafts.
+    theirs, `num_tokens` in all. `num_drafts` came meanwhile, of use or not. One with prompts tells nothing of drafts.
     """
 
     num_sessions: int
     num_rounds: int
     num_tokens: int
     elapsed_s: float
+    num_drafts: int = 0
     has_prompts: bool = False
 
     @property
@@ -106,9 +112,11 @@ class SpeculationTrials:
         self._max_step_rows = max_step_rows
         self._alone = ForwardTimes()
         self._measured_alone: set[int] = set()
-        self._records: collections.OrderedDict[Hashable, _Record] = collections.OrderedDict()
+        self._records: collections.OrderedDict[tuple[int, Hashable], _Record] = collections.OrderedDict()
 
-    def num_speculating(self, num_sessions: int, num_drafted: int, mix: Hashable, lone_session: Hashable) -> int:
+    def num_speculating(
+        self, num_sessions: int, num_drafted: int, mix: Hashable, lone_session: Hashable, *, has_prompts: bool = False
+    ) -> int:
         """How many of the sessions that have a drafter may have a budget in the next step.
 
         Args:
@@ -116,18 +124,19 @@ class SpeculationTrials:
             num_drafted: those of them that have a drafter.
             mix: what their drafters are, as far as that decides what drafts cost.
             lone_session: which one it is, where it is one.
+            has_prompts: whether the next step computes prompts, and so will tell nothing.
         """
         record = self._record(num_sessions, mix)
         if num_sessions == 1 and record.lone_session != lone_session:
             # One session's drafts say little of another's; of sixteen they say much of the next sixteen.
             record.lone_session = lone_session
             if record.phase is not _Phase.ALONE:
-                record.phase, record.num_steps = _Phase.ALL, 0
+                record.phase, record.num_steps, record.has_settled = _Phase.ALL, 0, False
                 record.fade()
         match record.phase:
             case _Phase.ALL:
                 return num_drafted
-            case _Phase.FEW:
+            case _Phase.FEW if record.num_steps > 0 or not has_prompts:
                 return math.ceil(num_drafted / FEW_SHARE)
             case _:
                 return 0
@@ -146,22 +155,28 @@ class SpeculationTrials:
             expected_forward_s: of a forward over a row of each session, as forwards are, beside drafters or not.
         """
         record = self._record(step.num_sessions, mix)
-        record.num_steps += 1
         record.num_steps_since_alone += 1
-        match record.phase:
-            case _Phase.ALONE | _Phase.REST:
-                self._observe_without_drafts(record, step)
-            case _ if step.tells and record.num_steps > SETTLING_STEPS_WITH_DRAFTS:
+        if not step.tells and record.phase in (_Phase.ALONE, _Phase.FEW):
+            record.num_untold_steps += 1
+            if record.num_untold_steps == MAX_STEPS_UNTOLD:
+                record.enter(_Phase.ALL)
+            return
+        record.num_steps += 1
+        if record.phase in (_Phase.ALONE, _Phase.REST):
+            self._observe_without_drafts(record, step)
+        elif step.tells:
+            record.has_settled |= step.num_drafts > 0 or record.num_steps >= MAX_SETTLING_STEPS
+            if record.has_settled:
                 self._observe_with_drafts(record, step, expected_forward_s)
 
     def _observe_without_drafts(self, record: _Record, step: MeasuredStep) -> None:
         if step.tells and record.num_steps > SETTLING_STEPS_ALONE:
             self._measure_alone(step)
             record.num_measured_steps += 1
-        is_rest = record.phase is _Phase.REST
-        if record.num_steps >= (record.rest_steps if is_rest else MAX_STEPS_ALONE):
-            record.enter(_first_trial(step.num_sessions))
-        elif not is_rest and record.num_measured_steps >= MEASURED_STEPS_ALONE:
+        if record.phase is _Phase.REST:
+            if record.num_steps >= record.rest_steps:
+                record.enter(_first_trial(step.num_sessions))
+        elif record.num_measured_steps >= MEASURED_STEPS_ALONE:
             record.num_steps_since_alone = 0
             record.enter(_first_trial(step.num_sessions))
 
@@ -199,13 +214,20 @@ class SpeculationTrials:
         key = (num_sessions.bit_length(), mix)
         record = self._records.get(key)
         if record is None:
-            # A lone session's gain is mostly so great that nothing need be known.
-            known = num_sessions == 1 or self._is_known_alone(num_sessions)
-            record = self._records[key] = _Record(_first_trial(num_sessions) if known else _Phase.ALONE)
+            record = self._records[key] = self._first_record(num_sessions, mix)
             if len(self._records) > MAX_RECORDS:
                 self._records.popitem(last=False)
         self._records.move_to_end(key)
         return record
+
+    def _first_record(self, num_sessions: int, mix: Hashable) -> _Record:
+        """A trial; first steps alone where they are not known, but not for a lone session, whose gain is great; and a
+        rest where drafts do not pay for fewer sessions: the more there are, the less a draft brings."""
+        for (size, other_mix), record in self._records.items():
+            if 1 < size < num_sessions.bit_length() and other_mix == mix and record.phase is _Phase.REST:
+                return _Record(_Phase.REST, rest_steps=record.rest_steps)
+        known = num_sessions == 1 or self._is_known_alone(num_sessions)
+        return _Record(_first_trial(num_sessions) if known else _Phase.ALONE)
 
     def _measure_alone(self, step: MeasuredStep) -> None:
         if step.num_rounds == step.num_tokens > 0:

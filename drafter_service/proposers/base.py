@@ -41,6 +41,7 @@ class Proposal:
         reach_probs: for each token the proposer's estimate that it and all before it are accepted, never increasing.
             Empty where tokens were sampled under rejection: the length of such a draft was fixed before sampling.
         num_model_tokens: how many of the tokens cost a model step.
+        num_read_tokens: committed tokens that the model had to take in before the first of those steps.
     """
 
     token_ids: tuple[int, ...]
@@ -48,6 +49,7 @@ class Proposal:
     draft_probs: tuple[SparseDistribution, ...] = ()
     reach_probs: tuple[float, ...] = ()
     num_model_tokens: int = 0
+    num_read_tokens: int = 0
 
     def truncated(self, num_tokens: int) -> "Proposal":
         """The first `num_tokens` of a chain."""

@@ -12,6 +12,7 @@ not be worth its time. Knows the model room and the decoding room; refuses to kn
 
 # V vocabulary
 
+import dataclasses
 import secrets
 from collections.abc import Sequence
 
@@ -80,14 +81,17 @@ class DraftModelSession:
         num_tokens = min(max_tokens, room)
         if limits.max_model_tokens is not None:
             num_tokens = min(num_tokens, limits.max_model_tokens)
-        if num_tokens <= 0 or self._num_behind(committed_token_ids) > MAX_CATCH_UP_TOKENS:
+        num_behind = self._num_behind(committed_token_ids)
+        if num_tokens <= 0 or num_behind > MAX_CATCH_UP_TOKENS:
             return NOTHING
         if not self._has_room(len(committed_token_ids) + num_tokens):
             return NOTHING
         logits = self._feed_committed(committed_token_ids)  # [V]
         if self._rule is AcceptanceRule.REJECTION:
-            return self._sample_chain(logits, committed_token_ids, num_tokens)
-        return self._guess_chain(logits, committed_token_ids, num_tokens, limits.min_reach_prob)
+            proposal = self._sample_chain(logits, committed_token_ids, num_tokens)
+        else:
+            proposal = self._guess_chain(logits, committed_token_ids, num_tokens, limits.min_reach_prob)
+        return dataclasses.replace(proposal, num_read_tokens=num_behind)
 
     def observe(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
         """Learns what this model's confidence is worth, for all sessions under this rule."""

@@ -8,7 +8,8 @@ import pytest
 
 from verifier_service.speculation_trials import (
     MAX_REST_STEPS,
-    MAX_STEPS_ALONE,
+    MAX_SETTLING_STEPS,
+    MAX_STEPS_UNTOLD,
     MeasuredStep,
     SpeculationTrials,
 )
@@ -32,18 +33,22 @@ class Load:
     elapsed_s: float = 0.0
     num_tokens: int = 0
 
-    def speculating(self) -> int:
+    def speculating(self, *, has_prompts: bool = False) -> int:
         lone = self.session if self.num_sessions == 1 else None
-        return self.trials.num_speculating(self.num_sessions, self.num_sessions, self.mix, lone)
+        return self.trials.num_speculating(
+            self.num_sessions, self.num_sessions, self.mix, lone, has_prompts=has_prompts
+        )
 
     def run(self, num_steps: int, has_prompts: bool = False) -> "Load":
         for _ in range(num_steps):
-            num_speculating = self.speculating()
+            num_speculating = self.speculating(has_prompts=has_prompts)
             share = num_speculating / self.num_sessions
             step_s = (FORWARD_S + share * (self.step_s_of_all - FORWARD_S)) * self.random.uniform(0.95, 1.1)
             extra = sum(self.random.random() for _ in range(num_speculating)) * 2 * (self.tokens_per_round - 1)
             num_tokens = self.num_sessions + round(extra)
-            step = MeasuredStep(self.num_sessions, self.num_sessions, num_tokens, step_s, has_prompts)
+            step = MeasuredStep(
+                self.num_sessions, self.num_sessions, num_tokens, step_s, num_speculating, has_prompts=has_prompts
+            )
             self.trials.observe(self.mix, step, 1.3 * FORWARD_S)
             self.elapsed_s += step_s
             self.num_tokens += num_tokens
@@ -104,10 +109,25 @@ def test_no_mix_of_drafters_pays_for_what_another_did() -> None:
     assert other.speculating() == 8
 
 
-def test_no_load_pays_for_what_another_did() -> None:
+def test_a_small_load_does_not_pay_for_what_a_great_one_did_and_a_great_one_learns_from_a_small_one() -> None:
     trials = SpeculationTrials(64)
-    Load(trials, 16, tokens_per_round=1.0, step_s_of_all=2 * FORWARD_S).run(100)
+    assert Load(trials, 8, tokens_per_round=1.0, step_s_of_all=2 * FORWARD_S).run(60).speculating() == 0
     assert Load(trials, 2, tokens_per_round=2.0, step_s_of_all=1.1 * FORWARD_S).run(60).speculating() == 2
+    assert Load(trials, 16, tokens_per_round=1.0, step_s_of_all=2 * FORWARD_S).run(30).speculating() == 0
+
+
+def test_a_trial_begins_when_prompts_are_computed_and_is_judged_when_drafts_come() -> None:
+    trials = SpeculationTrials(64)
+    for _ in range(5):
+        trials.observe_alone(MeasuredStep(8, 8, 8, FORWARD_S))
+    assert trials.num_speculating(8, 8, MIX, None, has_prompts=True) == 0
+    assert trials.num_speculating(8, 8, MIX, None) == 2
+    for _ in range(MAX_SETTLING_STEPS - 1):  # drafters read, and slow everybody down
+        trials.observe(MIX, MeasuredStep(8, 8, 8, 2 * FORWARD_S), FORWARD_S)
+        assert trials.num_speculating(8, 8, MIX, None) == 2
+    for _ in range(10):
+        trials.observe(MIX, MeasuredStep(8, 8, 16, 1.1 * FORWARD_S, num_drafts=2), FORWARD_S)
+    assert trials.num_speculating(8, 8, MIX, None) == 8
 
 
 def test_steps_without_any_drafter_tell_what_steps_alone_take() -> None:
@@ -119,7 +139,7 @@ def test_steps_without_any_drafter_tell_what_steps_alone_take() -> None:
 
 def test_where_every_step_has_prompts_nothing_is_judged_and_everybody_speculates_in_the_end() -> None:
     load = Load(SpeculationTrials(64), 16, tokens_per_round=2.0, step_s_of_all=FORWARD_S)
-    load.run(MAX_STEPS_ALONE + 1, has_prompts=True)
+    load.run(MAX_STEPS_UNTOLD + 1, has_prompts=True)
     assert load.speculating() > 0
 
 
