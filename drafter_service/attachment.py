@@ -36,14 +36,11 @@ class OutOfStepError(Exception):
 class PendingDraft:
     """A draft that was sent and not answered yet.
 
-    Attributes:
-        num_skipped_tokens: first tokens of the proposal that were committed before it was sent, and left out of it.
-        sent_at: in the caller's own clock.
+    `sent_at` is in the caller's own clock.
     """
 
     draft: Draft
     proposal: Proposal
-    num_skipped_tokens: int
     sent_at: float
 
 
@@ -54,7 +51,8 @@ class DraftOutcome:
     Attributes:
         pending: the draft.
         answer: how it was answered.
-        num_judged_tokens: how many of its first tokens were found right or wrong; those behind a wrong one are neither.
+        num_judged_tokens: how many of its first tokens were found right or wrong, in a round or by what was committed
+            before it came; those behind a wrong one are neither.
         num_right_tokens: how many of its first tokens are committed now.
     """
 
@@ -133,8 +131,6 @@ class Attachment:
         if pending is None or pending.draft.draft_sequence != answer.draft_sequence:
             return None  # an older draft that a newer one superseded
         self.pending = None
-        if not isinstance(answer, Verdict):
-            return DraftOutcome(pending, answer)
         # Compared here, not taken from the verdict: the verifier may have cut the draft, or used its tail alone.
         draft_token_ids = tuple(pending.draft.draft_token_ids)
         decided = tuple(self.committed_token_ids[pending.draft.start_position :])
@@ -142,30 +138,22 @@ class Attachment:
         found_wrong = num_right < min(len(draft_token_ids), len(decided))
         return DraftOutcome(pending, answer, num_right + found_wrong, num_right)
 
-    def num_passed_tokens(self, proposal: Proposal, start_position: int) -> int | None:
-        """How many first tokens of a proposal made at `start_position` are committed by now.
+    def next_draft(self, proposal: Proposal, start_position: int, draft_time_s: float, now: float) -> Draft:
+        """The draft to send, from here on pending: what the verifier has committed since, it finds out for itself.
 
-        None where the verifier has gone another way meanwhile, or as far as the proposal did: it is of no use then.
+        Nothing holds for where the verifier stands now. Raises OutOfStepError.
         """
-        passed = tuple(self.committed_token_ids[start_position:])
-        if not passed or not proposal.token_ids:
-            return 0
-        goes_on = len(proposal.token_ids) > len(passed) and not proposal.parent_indices
-        return len(passed) if goes_on and proposal.token_ids[: len(passed)] == passed else None
-
-    def next_draft(self, proposal: Proposal, num_skipped_tokens: int, draft_time_s: float, now: float) -> Draft:
-        """The draft to send, without its first tokens; from here on pending. Raises OutOfStepError."""
         if not self.may_draft:
             raise OutOfStepError("a draft is pending already, or none is wanted")
         self._last_sequence += 1
         draft = Draft(
             epoch=self.epoch,
             draft_sequence=DraftSequence(self._last_sequence),
-            start_position=len(self.committed_token_ids),
-            draft_token_ids=proposal.token_ids[num_skipped_tokens:],
+            start_position=start_position if proposal.token_ids else len(self.committed_token_ids),
+            draft_token_ids=proposal.token_ids,
             parent_indices=proposal.parent_indices,
-            draft_probs=proposal.draft_probs[num_skipped_tokens:],
+            draft_probs=proposal.draft_probs,
             draft_time_s=draft_time_s,
         )
-        self.pending = PendingDraft(draft, proposal, num_skipped_tokens, now)
+        self.pending = PendingDraft(draft, proposal, now)
         return draft

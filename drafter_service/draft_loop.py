@@ -100,14 +100,9 @@ class DraftLoop:
         proposal, start_position = await self._propose(self._policy.plan(self._attachment.draft_budget))
         if not self._attachment.may_draft:
             return
-        num_passed = self._attachment.num_passed_tokens(proposal, start_position)
-        if num_passed is None:
-            # The verifier went on meanwhile, and will again unless it hears that there is somebody to wait for.
-            if proposal.num_model_tokens:
-                self._policy.observe_late_draft(len(proposal.token_ids))
-            proposal, num_passed = NOTHING, 0
         now = self._clock()
-        draft = self._attachment.next_draft(proposal, num_passed, now - started_at, now)
+        # Where the verifier went on meanwhile, too: it will again unless it learns that there is somebody to wait for.
+        draft = self._attachment.next_draft(proposal, start_position, now - started_at, now)
         self._send(draft)
         if draft.draft_token_ids:
             self._metrics.num_drafts.inc()
@@ -134,8 +129,7 @@ class DraftLoop:
         if not self._attachment.may_draft:
             return NOTHING, len(committed), 0.0
         if outcome is not None:
-            skipped = outcome.pending.num_skipped_tokens
-            self._session.observe(outcome.num_judged_tokens + skipped, outcome.num_right_tokens + skipped)
+            self._session.observe(outcome.num_judged_tokens, outcome.num_right_tokens)
         proposal = self._session.propose(committed, plan.max_tokens, plan.limits)
         return proposal, len(committed), self._clock() - started_at
 
@@ -143,7 +137,7 @@ class DraftLoop:
 
     def _learn(self, outcome: DraftOutcome) -> None:
         self._num_answers += 1
-        draft, proposal = outcome.pending.draft, outcome.pending.proposal
+        draft = outcome.pending.draft
         latency_s = self._clock() - outcome.pending.sent_at
         self._num_refused_in_a_row = self._num_refused_in_a_row + 1 if isinstance(outcome.answer, Refused) else 0
         if isinstance(outcome.answer, Refused):
@@ -153,8 +147,8 @@ class DraftLoop:
             return
         if not isinstance(outcome.answer, Verdict):
             self._metrics.stale_drafts.labels(outcome.answer.reason.value).inc()
-            if outcome.was_late and proposal.num_model_tokens:
-                self._policy.observe_late_draft(len(proposal.token_ids))
+            if outcome.was_late:
+                self._judge(outcome)
             return
         self._metrics.num_accepted_tokens.inc(outcome.answer.num_accepted_tokens)
         self._metrics.round_trip_seconds.observe(latency_s)
@@ -162,10 +156,17 @@ class DraftLoop:
         # of a round.
         if self._num_answers > 1 and outcome.answer.base_position == draft.start_position:
             self._measured.verify_times.observe(1 + len(draft.draft_token_ids), latency_s)
-        if draft.draft_token_ids:
+        self._judge(outcome)
+
+    def _judge(self, outcome: DraftOutcome) -> None:
+        """Learns from tokens that were found right or wrong, late ones too: else only what was quick would count."""
+        proposal = outcome.pending.proposal
+        if proposal.token_ids:
             self._observed = outcome
-            if proposal.num_model_tokens:
-                self._policy.observe_model_draft(outcome.num_judged_tokens, outcome.num_right_tokens)
+        if proposal.num_model_tokens:
+            self._policy.observe_model_draft(outcome.num_judged_tokens, outcome.num_right_tokens)
+            if outcome.was_late:
+                self._policy.observe_late_draft(len(proposal.token_ids))
 
     # --- Warming -----------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ beyond `committed_length` is of use, and only if its head is what was committed 
 """
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 
 from specdec.decoding.draft import DraftTokens, check_draft
@@ -66,10 +67,7 @@ def _tail_of_chain(tokens: DraftTokens, head: Sequence[int]) -> AlignedDraft | D
 
 def _tail_of_tree(tokens: DraftTokens, head: Sequence[int]) -> AlignedDraft | DropReason:
     parents = tokens.parent_indices or ()
-    root, depth = -1, 0
-    for node, parent in enumerate(parents):  # parents stand before their children, so one pass goes all the way down
-        if depth < len(head) and parent == root and tokens.token_ids[node] == head[depth]:
-            root, depth = node, depth + 1
+    root, depth = _follow(tokens.token_ids, parents, head)
     if depth < len(head):
         return DropReason.HEAD_DIFFERS if root in parents else DropReason.TOO_LATE
     kept = {root: -1}
@@ -80,6 +78,24 @@ def _tail_of_tree(tokens: DraftTokens, head: Sequence[int]) -> AlignedDraft | Dr
     if not nodes:
         return DropReason.TOO_LATE
     return AlignedDraft(_subtree(tokens, nodes, kept), nodes)
+
+
+def num_right_tokens(draft: Draft, committed_token_ids: Sequence[int]) -> int:
+    """How many tokens of a draft, from its root on, are committed where it guessed them."""
+    decided = committed_token_ids[draft.start_position :]
+    if not draft.parent_indices:
+        pairs = zip(draft.draft_token_ids, decided, strict=False)
+        return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return _follow(draft.draft_token_ids, draft.parent_indices, decided)[1]
+
+
+def _follow(token_ids: Sequence[int], parents: Sequence[int], decided: Sequence[int]) -> tuple[int, int]:
+    """The deepest node of a tree on the path of the decided tokens, -1 for none, and its depth."""
+    node_there, depth = -1, 0
+    for node, parent in enumerate(parents):  # parents stand before their children, so one pass goes all the way down
+        if depth < len(decided) and parent == node_there and token_ids[node] == decided[depth]:
+            node_there, depth = node, depth + 1
+    return node_there, depth
 
 
 def cut(draft: AlignedDraft, *, max_nodes: int, max_depth: int) -> AlignedDraft:

@@ -68,7 +68,7 @@ class Attachment:
             self.draft_latency_s += LATENCY_GAIN * (believed_s - self.draft_latency_s)
 
     def observe_accepted(self, num_accepted_tokens: int) -> None:
-        """A draft was judged: so many of its tokens were new and right."""
+        """A draft was judged: so many of its tokens were right."""
         self.accepted_per_draft += ACCEPTED_GAIN * (num_accepted_tokens - self.accepted_per_draft)
 
     @property

@@ -32,7 +32,7 @@ from specdec.messages import (
     Verdict,
 )
 from specdec.params import AcceptanceRule, FinishReason
-from verifier_service.alignment import check_message
+from verifier_service.alignment import check_message, num_right_tokens
 from verifier_service.attachment import (
     MAX_ATTACHMENTS_PER_STREAM,
     MAX_REFUSED_DRAFTS,
@@ -49,6 +49,8 @@ MAX_PADDING_ROWS = 4096
 """Logit rows beyond the tokenizer's own that may pass for padding."""
 MIN_TOKENS_TO_READ_ALONG = 32
 """What a drafter takes in at once costs it little more than one token; so it stays warm at next to no cost."""
+
+LATE = frozenset({DropReason.TOO_LATE, DropReason.HEAD_DIFFERS})
 
 BudgetMessage = Attached | Verdict | Advance | Dropped | Refused | BudgetUpdate
 
@@ -220,8 +222,8 @@ class Drafters:
         """Answers the draft that waits, which turned out to be of no use."""
         if session.attachment is not None:
             session.attachment.pending = None
-            if reason is DropReason.HEAD_DIFFERS:
-                session.attachment.observe_accepted(0)
+            if reason in LATE:
+                session.attachment.observe_accepted(num_right_tokens(pending.draft, session.token_ids))
         self.drop(session, pending, reason)
 
     def drop(self, session: VerifierSession, pending: PendingDraft, reason: DropReason) -> None:
@@ -265,7 +267,8 @@ class Drafters:
             self._send(attachment, advance)
             return
         attachment.pending = None
-        attachment.observe_accepted(num_accepted_tokens)
+        # What was committed before it came was right as well: it says what the next one brings if it is waited for.
+        attachment.observe_accepted(base_position - answers.draft.start_position + num_accepted_tokens)
         verdict = Verdict(
             draft_sequence=answers.draft.draft_sequence,
             round=session.round,

@@ -1,6 +1,7 @@
 """The verifier's process: bind, load, prove, serve, drain."""
 
 import asyncio
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+SWITCH_INTERVAL_S = 0.0005
+"""The device's thread waits no longer than this for the interpreter, where the event loop has much to write."""
 DRAIN_POLL_S = 0.05
 LAST_FRAMES_S = 1.0
 """For the last frames of streams that have ended already."""
@@ -34,6 +37,7 @@ async def serve(settings: VerifierSettings) -> None:
     Raises ModelLoadError where the model cannot be had, OSError where an address cannot be bound.
     """
     configure_logging("verifier", settings.log_level)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     stopping = shutdown_signal()
     metrics = VerifierMetrics()
     servicer = VerifierServicer()
