@@ -25,8 +25,6 @@ from specdec.messages import (
     VerifierMessage,
 )
 
-LATE = frozenset({DropReason.TOO_LATE, DropReason.HEAD_DIFFERS})
-
 
 class OutOfStepError(Exception):
     """The verifier's message does not continue what it said before."""
@@ -58,13 +56,13 @@ class DraftOutcome:
 
     pending: PendingDraft
     answer: Verdict | Dropped | Refused
-    num_judged_tokens: int = 0
-    num_right_tokens: int = 0
+    num_judged_tokens: int
+    num_right_tokens: int
 
     @property
     def was_late(self) -> bool:
         """The verifier had committed other tokens, or all of the draft's, before it came."""
-        return isinstance(self.answer, Dropped) and self.answer.reason in LATE
+        return isinstance(self.answer, Dropped) and self.answer.reason.is_late
 
 
 class Attachment:
@@ -94,7 +92,7 @@ class Attachment:
 
     @property
     def may_draft(self) -> bool:
-        """A draft may be sent now."""
+        """A draft may be sent now. May be called from any thread."""
         return not self.is_over and self.pending is None and self.draft_budget > 0
 
     def apply(self, message: VerifierMessage) -> DraftOutcome | None:
@@ -141,7 +139,7 @@ class Attachment:
     def next_draft(self, proposal: Proposal, start_position: int, draft_time_s: float, now: float) -> Draft:
         """The draft to send, from here on pending: what the verifier has committed since, it finds out for itself.
 
-        Nothing holds for where the verifier stands now. Raises OutOfStepError.
+        An empty proposal is sent for where the verifier stands now. Raises OutOfStepError.
         """
         if not self.may_draft:
             raise OutOfStepError("a draft is pending already, or none is wanted")

@@ -36,11 +36,12 @@ MAX_PROBE_BACKOFF = 4
 class ModelDrafts:
     """What all sessions of a drafter learn together of its model: seconds of one step, how often a guess is right.
 
-    A step may be measured while the verifier reads a prompt on the same cores, and then takes several times what it
-    does later: what is quicker than expected is believed sooner than what is slower.
+    The first steps may run while the verifier reads a prompt on the same cores, and then take several times what they
+    do later: of those the quick ones are believed sooner, and until they are over nobody gives up for slowness.
     """
 
-    GAIN_IF_QUICKER, GAIN_IF_SLOWER = 0.3, 0.1
+    GAIN = 0.1
+    NUM_FIRST_TIMES, FIRST_GAIN_IF_QUICKER = 6, 0.5
     MAX_SURPRISE = 3.0
     STEPS_PER_READ_TOKEN = 0.25
     """Tokens that are taken in at once share what it costs to read the weights."""
@@ -48,17 +49,25 @@ class ModelDrafts:
 
     def __init__(self) -> None:
         self.step_s = 0.0
+        self.num_timed = 0
         self.acceptance = 0.75
         self.num_judged = 0
 
     def observe_time(self, num_steps: int, num_read_tokens: int, elapsed_s: float) -> None:
         """A draft of this many steps took this long; before the first, the model took in tokens that were committed."""
         step_s = elapsed_s / (num_steps + self.STEPS_PER_READ_TOKEN * num_read_tokens)
+        self.num_timed += 1
         if self.step_s == 0.0:
             self.step_s = step_s
         else:
-            gain = self.GAIN_IF_QUICKER if step_s < self.step_s else self.GAIN_IF_SLOWER
+            is_early = self.num_timed <= self.NUM_FIRST_TIMES
+            gain = self.FIRST_GAIN_IF_QUICKER if is_early and step_s < self.step_s else self.GAIN
             self.step_s += gain * (min(step_s, self.MAX_SURPRISE * self.step_s) - self.step_s)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is enough to give up."""
+        return self.num_judged >= NUM_DRAFTS_BEFORE_OFF and self.num_timed >= self.NUM_FIRST_TIMES
 
     def observe_acceptance(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
         """A draft was judged up to its first wrong token."""
@@ -194,7 +203,7 @@ class DraftLengthPolicy:
 
     def _switch(self, expected_speedup: float) -> None:
         if self._is_on:
-            if expected_speedup < OFF_BELOW_SPEEDUP and self._model_drafts.num_judged >= NUM_DRAFTS_BEFORE_OFF:
+            if expected_speedup < OFF_BELOW_SPEEDUP and self._model_drafts.is_known:
                 self._is_on, self._num_rounds_off, self._probe_backoff = False, 0, 1
                 # Off by what other sessions met alone: this one is looked at soon.
                 self._probe_at = self._probe_interval() if self._num_judged else FIRST_PROBE_AFTER

@@ -126,10 +126,10 @@ class DraftLoop:
         """A proposal for what is committed when the device gets to it: the verifier may have gone on meanwhile."""
         started_at = self._clock()
         committed = self._attachment.snapshot()
-        if not self._attachment.may_draft:
-            return NOTHING, len(committed), 0.0
         if outcome is not None:
             self._session.observe(outcome.num_judged_tokens, outcome.num_right_tokens)
+        if not self._attachment.may_draft:
+            return NOTHING, len(committed), 0.0
         proposal = self._session.propose(committed, plan.max_tokens, plan.limits)
         return proposal, len(committed), self._clock() - started_at
 
@@ -152,17 +152,19 @@ class DraftLoop:
             return
         self._metrics.num_accepted_tokens.inc(outcome.answer.num_accepted_tokens)
         self._metrics.round_trip_seconds.observe(latency_s)
-        # The first answer may have waited for the prompt's prefill, a tail for the round before: neither tells the time
-        # of a round.
-        if self._num_answers > 1 and outcome.answer.base_position == draft.start_position:
+        # The first answer may have waited for the prompt's prefill, a tail for the round before, and where the budget
+        # ended the draft was cut: none of them tells the time of a round.
+        is_whole = outcome.answer.base_position == draft.start_position and outcome.answer.draft_budget > 0
+        if self._num_answers > 1 and is_whole:
             self._measured.verify_times.observe(1 + len(draft.draft_token_ids), latency_s)
         self._judge(outcome)
 
     def _judge(self, outcome: DraftOutcome) -> None:
         """Learns from tokens that were found right or wrong, late ones too: else only what was quick would count."""
         proposal = outcome.pending.proposal
-        if proposal.token_ids:
-            self._observed = outcome
+        if not proposal.token_ids:
+            return
+        self._observed = outcome
         if proposal.num_model_tokens:
             self._policy.observe_model_draft(outcome.num_judged_tokens, outcome.num_right_tokens)
             if outcome.was_late:
@@ -172,9 +174,10 @@ class DraftLoop:
 
     def _start_warming(self) -> None:
         """Feeds the next chunk of committed tokens where the proposer's cache has fallen a chunk or more behind."""
-        if self._warming is not None or not self._was_asked or self._attachment.is_over:
+        is_unwanted = self._attachment.draft_budget == 0
+        if self._warming is not None or self._attachment.is_over or not (self._was_asked or is_unwanted):
             return
-        if self._attachment.draft_budget == 0 and not self._measured.unwanted_warming.may_start(self._clock()):
+        if is_unwanted and not self._measured.unwanted_warming.may_start(self._clock()):
             return
         committed = self._attachment.snapshot()
         backlog = self._session.backlog(committed)
@@ -182,6 +185,10 @@ class DraftLoop:
             warm_length = len(committed) - backlog + min(backlog, self._warm_chunk_tokens)
             self._warming = self._device.run(self._warm_on_device, committed[:warm_length])
             self._warming.add_done_callback(lambda _: self._news.set())
+            if is_unwanted:
+                unwanted, started_at = self._measured.unwanted_warming, self._clock()
+                unwanted.start()
+                self._warming.add_done_callback(lambda _: unwanted.end(self._clock(), self._clock() - started_at))
 
     def _warm_on_device(self, committed: Sequence[int]) -> float:
         started_at = self._clock()
@@ -192,7 +199,5 @@ class DraftLoop:
         if self._warming is not None and self._warming.done():
             elapsed_s = self._warming.result()
             self._warming = None
-            if self._attachment.draft_budget == 0:
-                self._measured.unwanted_warming.observe(self._clock(), elapsed_s)
             if 2 * elapsed_s < WARM_CHUNK_TARGET_S:
                 self._warm_chunk_tokens = min(2 * self._warm_chunk_tokens, MAX_WARM_CHUNK_TOKENS)

@@ -10,18 +10,24 @@ WARMING_SHARE = 0.02
 
 
 class UnwantedWarming:
-    """When the cache of a session without a budget may be brought up next. Times are arguments."""
+    """One chunk at a time for sessions without a budget, and pauses between. Times are arguments."""
 
     def __init__(self) -> None:
         self._next_at = 0.0
+        self._is_running = False
 
     def may_start(self, now: float) -> bool:
-        """Whether the share of the time is not used up."""
-        return now >= self._next_at
+        """Whether no chunk is running and the share of the time is not used up."""
+        return not self._is_running and now >= self._next_at
 
-    def observe(self, now: float, elapsed_s: float) -> None:
-        """A chunk took so long."""
-        self._next_at = max(now, self._next_at) + elapsed_s / WARMING_SHARE
+    def start(self) -> None:
+        """A chunk begins."""
+        self._is_running = True
+
+    def end(self, now: float, elapsed_s: float) -> None:
+        """It is done, and took so long."""
+        self._is_running = False
+        self._next_at = now + elapsed_s / WARMING_SHARE
 
 
 @dataclasses.dataclass(frozen=True)

@@ -111,7 +111,9 @@ class BenchEngine:
 
     def __init__(self, model: LoadedModel, max_step_rows: int, *, prefix_caching: bool = False) -> None:
         self.observer = StepObserver()
-        policy = SchedulerPolicy(min(max_step_rows, model.runner.max_rows), max_draft_tokens=32, draft_wait_s=2.0)
+        policy = SchedulerPolicy(
+            min(max_step_rows, model.runner.max_rows), max_draft_tokens=32, draft_wait_s=2.0, judges_drafts=False
+        )
         limits = EngineLimits(
             max_sessions=256,
             max_waiting_sessions=256,

@@ -6,7 +6,7 @@ checked here, and what is wrong harms its own session's speed alone.
 
 import dataclasses
 import hmac
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from specdec import PROTOCOL_VERSION
 from specdec.attach_key import attach_key
@@ -37,6 +37,7 @@ from verifier_service.attachment import (
     MAX_ATTACHMENTS_PER_STREAM,
     MAX_REFUSED_DRAFTS,
     Attachment,
+    AttachmentKey,
     DrafterStream,
     PendingDraft,
 )
@@ -49,8 +50,6 @@ MAX_PADDING_ROWS = 4096
 """Logit rows beyond the tokenizer's own that may pass for padding."""
 MIN_TOKENS_TO_READ_ALONG = 32
 """What a drafter takes in at once costs it little more than one token; so it stays warm at next to no cost."""
-
-LATE = frozenset({DropReason.TOO_LATE, DropReason.HEAD_DIFFERS})
 
 BudgetMessage = Attached | Verdict | Advance | Dropped | Refused | BudgetUpdate
 
@@ -77,7 +76,7 @@ class Drafters:
         self._clock = clock
         self.num_changes = 0
         """Drafts that came and attachments that ended: for whom a step waits may be another after any of them."""
-        self._num_drafts = 0
+        self._drafted: set[AttachmentKey] = set()
 
     # --- From drafters -----------------------------------------------------------------------------------------------
 
@@ -127,6 +126,7 @@ class Drafters:
         stream.attachments[attachment.key] = attachment
         session.attachment = attachment
         session.last_attachment_id = attachment_id
+        session.tally.had_drafter = True
         self._assign_budgets()
         self._send(
             attachment,
@@ -176,7 +176,6 @@ class Drafters:
         arrived_at: float,
     ) -> None:
         self.num_changes += 1
-        self._num_drafts += len(draft.draft_token_ids) > 0
         attachment = stream.attachments.get((session_id, attachment_id))
         session = self._find_session(session_id)
         if attachment is None or session is None or session.attachment is not attachment:
@@ -203,6 +202,8 @@ class Drafters:
             self.drop(session, pending, DropReason.DUPLICATE)
         else:
             attachment.last_sequence = draft.draft_sequence
+            if draft.draft_token_ids:
+                self._drafted.add(attachment.key)
             superseded, attachment.pending = attachment.pending, pending
             if attachment.asked_at is not None and latency_s is not None:
                 attachment.delivers = latency_s <= self._policy.wait_s(session)
@@ -211,10 +212,10 @@ class Drafters:
             if superseded is not None:
                 self.drop(session, superseded, DropReason.SUPERSEDED)
 
-    def take_num_drafts(self) -> int:
-        """Drafts with tokens that came since this was asked last, of use or not."""
-        num_drafts, self._num_drafts = self._num_drafts, 0
-        return num_drafts
+    def take_drafted(self) -> Collection[AttachmentKey]:
+        """Attachments from which drafts with tokens came since this was asked last, of use or not."""
+        drafted, self._drafted = self._drafted, set()
+        return drafted
 
     # --- To drafters -------------------------------------------------------------------------------------------------
 
@@ -222,7 +223,7 @@ class Drafters:
         """Answers the draft that waits, which turned out to be of no use."""
         if session.attachment is not None:
             session.attachment.pending = None
-            if reason in LATE:
+            if reason.is_late:
                 session.attachment.observe_accepted(num_right_tokens(pending.draft, session.token_ids))
         self.drop(session, pending, reason)
 
@@ -247,6 +248,7 @@ class Drafters:
         answers: PendingDraft | None,
         base_position: int,
         accepted_node_indices: Sequence[int],
+        num_draft_tokens: int,
         num_accepted_tokens: int,
         finish_reason: FinishReason | None,
     ) -> None:
@@ -267,8 +269,9 @@ class Drafters:
             self._send(attachment, advance)
             return
         attachment.pending = None
-        # What was committed before it came was right as well: it says what the next one brings if it is waited for.
-        attachment.observe_accepted(base_position - answers.draft.start_position + num_accepted_tokens)
+        if num_draft_tokens > 0 or not answers.draft.draft_token_ids:  # else nobody looked whether it was right
+            # What was committed before it came was right too: it says what the next one brings if it is waited for.
+            attachment.observe_accepted(base_position - answers.draft.start_position + num_accepted_tokens)
         verdict = Verdict(
             draft_sequence=answers.draft.draft_sequence,
             round=session.round,

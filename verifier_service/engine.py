@@ -259,6 +259,7 @@ class Engine:
         started_at = self._clock()
         if not self._open:
             self._last_step_ended_at = None
+            self.drafters.take_drafted()
             self._check_when_idle(started_at)
             return None
         if started_at < self._wait_until and self.drafters.num_changes < self._wait_for_changes:
@@ -287,8 +288,8 @@ class Engine:
 
     def _end_step(self, planned: Sequence[SessionRows], num_tokens: int, started_at: float) -> None:
         before, now = self._last_step_ended_at, self._clock()
-        num_drafts = self.drafters.take_num_drafts()
-        self._flow.observe_step(planned, num_tokens, num_drafts, now - (started_at if before is None else before))
+        elapsed_s = now - (started_at if before is None else before)
+        self._flow.observe_step(planned, num_tokens, self.drafters.take_drafted(), elapsed_s)
         self._last_step_ended_at = now
 
     def _wait(self, plan: StepPlan, now: float) -> float | None:

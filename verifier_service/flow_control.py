@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from verifier_service.attachment import DraftModel
+from verifier_service.attachment import AttachmentKey, DraftModel
 from verifier_service.budgets import share_rows
 from verifier_service.expected_gains import ExpectedGains
 from verifier_service.forward_times import ForwardTimes
@@ -24,7 +24,7 @@ class FlowControl:
         self._times = ForwardTimes()
         self._gains = ExpectedGains(policy.max_draft_tokens)
         self._trials = SpeculationTrials(policy.max_step_rows)
-        self._num_sessions = 0
+        self._num_sessions = self._num_asked = 0
         self._mix: frozenset[DraftModel] = frozenset()
 
     def assign(self, sessions: Collection[VerifierSession]) -> None:
@@ -43,14 +43,15 @@ class FlowControl:
             share = (self._policy.max_step_rows - num_prompt_rows) // len(sessions) - 1
             budgets = np.minimum(limits, max(0, share))
         else:
-            num_speculating = self._trials.num_speculating(
-                len(sessions),
-                len(drafted),
-                self._mix,
-                lone_session=drafted[0].session_id,
-                has_prompts=num_uncached > 0,
-            )
-            limits[np.flatnonzero(limits)[num_speculating:]] = 0  # the eldest speculate
+            if self._policy.judges_drafts:
+                num_speculating = self._trials.num_speculating(
+                    len(sessions),
+                    len(drafted),
+                    self._mix,
+                    lone_session=drafted[0].attachment and drafted[0].attachment.key,
+                    has_prompts=num_uncached > 0,
+                )
+                limits[np.flatnonzero(limits)[num_speculating:]] = 0  # those speculate that were admitted first
             budgets = share_rows(
                 self._gains.of([self._slot(session) for session in drafted]),
                 limits,
@@ -61,6 +62,8 @@ class FlowControl:
             )
         for session, budget in zip(drafted, budgets.tolist(), strict=True):
             session.draft_budget = budget
+            session.tally.had_budget |= budget > 0
+        self._num_asked = int(np.count_nonzero(budgets))
 
     def expected_forward_s(self, sessions: Collection[VerifierSession]) -> float:
         """Time of a forward that takes all of these along, drafts left out; 0 before any was measured."""
@@ -70,18 +73,21 @@ class FlowControl:
         """A forward over so many rows took this long."""
         self._times.observe(num_rows, forward_s)
 
-    def observe_step(self, planned: Sequence[SessionRows], num_tokens: int, num_drafts: int, elapsed_s: float) -> None:
-        """A step decided so many tokens. Drafts and time count from the end of the step before, where there was one."""
+    def observe_step(
+        self, planned: Sequence[SessionRows], num_tokens: int, drafters: Collection[AttachmentKey], elapsed_s: float
+    ) -> None:
+        """A step decided so many tokens. Time, and drafters whose drafts came, count from the step before."""
+        if not self._times.is_known or not self._policy.judges_drafts or self._policy.max_draft_tokens == 0:
+            return
         step = MeasuredStep(
             num_sessions=self._num_sessions,
             num_rounds=len(planned),
             num_tokens=num_tokens,
             elapsed_s=elapsed_s,
-            num_drafts=num_drafts,
+            num_asked=self._num_asked,
+            drafters=drafters,
             has_prompts=any(not rows.is_round or rows.num_prefill > 1 for rows in planned),
         )
-        if not self._times.is_known:
-            return
         if self._mix:
             num_rows = min(self._num_sessions, self._policy.max_step_rows)
             self._trials.observe(self._mix, step, self._times.expected_s(num_rows))

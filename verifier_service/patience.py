@@ -22,9 +22,11 @@ MIN_WAIT_S = 0.0005
 
 @dataclasses.dataclass(frozen=True)
 class AwaitedDraft:
-    """`gain`: tokens that it is expected to bring. It is not waited for beyond `deadline`."""
+    """`latency_s`: expected, from when it could be made. `gain`: tokens that it is expected to bring. It is not waited
+    for beyond `deadline`."""
 
     expected_at: float
+    latency_s: float
     gain: float
     deadline: float
 
@@ -58,10 +60,10 @@ def worth_waiting_until(
     return best
 
 
-def waits_alone(draft: AwaitedDraft, forward_s: float, now: float) -> bool:
+def waits_alone(draft: AwaitedDraft, forward_s: float) -> bool:
     """Whether a session for which nobody waits had better wait for its draft.
 
     Its drafter chooses lengths for which waiting pays, down to an empty draft that is there at once; what a draft that
     nobody waited for brought says little of it. Only drafts that are out of all proportion are not waited for.
     """
-    return draft.expected_at - now <= MAX_FORWARDS_ALONE * forward_s
+    return draft.latency_s <= MAX_FORWARDS_ALONE * forward_s

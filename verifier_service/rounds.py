@@ -97,6 +97,7 @@ class Rounds:
             planned.answers,
             base_position,
             planned.drafters_nodes(accepted_nodes),
+            len(planned.draft.token_ids),
             num_accepted,
             ended.finish_reason,
         )

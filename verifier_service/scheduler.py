@@ -32,11 +32,13 @@ class SchedulerPolicy:
     """Limits of a step: at least two rows, so that a prompt advances beside a round.
 
     `draft_wait_s`: the longest that a round waits, where it pays, for a drafter that delivered its last draft in time.
+    `judges_drafts`: whether speculation stops where steps without it decide more; a measurement may want it always.
     """
 
     max_step_rows: int
     max_draft_tokens: int
     draft_wait_s: float
+    judges_drafts: bool = True
 
     def __post_init__(self) -> None:
         if self.max_step_rows < 2:
@@ -165,7 +167,7 @@ def _wait_for(
     second, a lone one and everybody before any forward was measured as long as the policy allows."""
     if forward_s > 0 and (num_ready > 0 or len(drafts) > 1):
         return worth_waiting_until(drafts, num_ready, ready_since, forward_s, now)
-    if num_ready > 0 or (forward_s > 0 and not waits_alone(drafts[0], forward_s, now)):
+    if num_ready > 0 or (forward_s > 0 and not waits_alone(drafts[0], forward_s)):
         return now, 0
     return min(draft.deadline for draft in drafts), 1
 
@@ -195,8 +197,10 @@ def _plan_round(
     deadline = now if session.ready_at is None else session.ready_at + policy.wait_s(session)
     if not attachment.delivers or now >= deadline:
         return SessionRows(session, 1, is_round=True, fallback_decode=True, gave_up=attachment.delivers)
+    latency_s = attachment.draft_latency_s or 0.0
     return AwaitedDraft(
-        expected_at=asked_at + (attachment.draft_latency_s or 0.0),
+        expected_at=asked_at + latency_s,
+        latency_s=latency_s,
         gain=min(attachment.accepted_per_draft, session.draft_budget),
         deadline=deadline,
     )

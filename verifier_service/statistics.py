@@ -19,6 +19,9 @@ class SpeculationTally:
     num_refused_drafts: int = 0
     num_fallback_decodes: int = 0
     disabled_reason: str = ""
+    had_drafter: bool = False
+    had_budget: bool = False
+    """A drafter might draft, at least once."""
 
     def count_round(self, round_statistics: RoundStatistics, draft_depth: int) -> None:
         """Adds a round whose draft was `draft_depth` tokens deep (its length, for a chain)."""
@@ -38,6 +41,7 @@ class SpeculationTally:
 
     def frozen(self) -> SpeculativeStatistics:
         """The sums so far."""
+        did_not_pay = self.had_drafter and not self.had_budget
         return SpeculativeStatistics(
             num_drafts=self.num_drafts,
             num_draft_tokens=self.num_draft_tokens,
@@ -48,5 +52,5 @@ class SpeculationTally:
             num_stale_drafts=self.num_stale_drafts,
             num_refused_drafts=self.num_refused_drafts,
             num_fallback_decodes=self.num_fallback_decodes,
-            disabled_reason=self.disabled_reason,
+            disabled_reason=self.disabled_reason or ("DOES_NOT_PAY" if did_not_pay else ""),
         )

@@ -19,6 +19,11 @@ class DropReason(Enum):
     DETACHED = "DETACHED"
     SESSION_ENDED = "SESSION_ENDED"
 
+    @property
+    def is_late(self) -> bool:
+        """The verifier had committed other tokens, or all of the draft's, before it came."""
+        return self in (DropReason.HEAD_DIFFERS, DropReason.TOO_LATE)
+
 
 class RefusalReason(Enum):
     TOKEN_OUT_OF_VOCABULARY = "TOKEN_OUT_OF_VOCABULARY"  # noqa: S105 - a reason, not a secret

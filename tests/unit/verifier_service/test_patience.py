@@ -17,7 +17,7 @@ FORWARD_S = 0.03
 
 
 def due_in(wait_s: float, gain: float = 2.0, deadline: float = math.inf) -> AwaitedDraft:
-    return AwaitedDraft(100.0 + wait_s, gain, deadline)
+    return AwaitedDraft(100.0 + wait_s, wait_s, gain, deadline)
 
 
 def wait_for(*drafts: AwaitedDraft, num_ready: int = 0, ready_for_s: float = 0.0) -> tuple[float, int]:

@@ -29,6 +29,8 @@ class Load:
     """Of a step in which all speculate; each session pays its part."""
     session: Hashable = "s"
     mix: Hashable = MIX
+    drafts_come: bool = True
+    slowdown: float = 1.0
     random: randomness.Random = dataclasses.field(default_factory=lambda: randomness.Random(1))
     elapsed_s: float = 0.0
     num_tokens: int = 0
@@ -43,11 +45,14 @@ class Load:
         for _ in range(num_steps):
             num_speculating = self.speculating(has_prompts=has_prompts)
             share = num_speculating / self.num_sessions
-            step_s = (FORWARD_S + share * (self.step_s_of_all - FORWARD_S)) * self.random.uniform(0.95, 1.1)
+            step_s = (
+                self.slowdown * (FORWARD_S + share * (self.step_s_of_all - FORWARD_S)) * self.random.uniform(0.95, 1.1)
+            )
             extra = sum(self.random.random() for _ in range(num_speculating)) * 2 * (self.tokens_per_round - 1)
             num_tokens = self.num_sessions + round(extra)
+            drafters = range(num_speculating if self.drafts_come else 0)
             step = MeasuredStep(
-                self.num_sessions, self.num_sessions, num_tokens, step_s, num_speculating, has_prompts=has_prompts
+                self.num_sessions, self.num_sessions, num_tokens, step_s, num_speculating, drafters, has_prompts
             )
             self.trials.observe(self.mix, step, 1.3 * FORWARD_S)
             self.elapsed_s += step_s
@@ -97,9 +102,8 @@ def test_a_lone_session_that_gained_nothing_stops_and_the_next_one_tries_for_its
     load = Load(SpeculationTrials(64), 1, tokens_per_round=1.1, step_s_of_all=1.6 * FORWARD_S).run(120)
     assert load.speculating() == 0
     load.session, load.tokens_per_round = "t", 3.0
-    assert load.speculating() == 1
-    load.run(100)
-    assert load.speculating() == 1
+    for _ in range(100):
+        assert load.run(1).speculating() == 1
 
 
 def test_no_mix_of_drafters_pays_for_what_another_did() -> None:
@@ -123,10 +127,10 @@ def test_a_trial_begins_when_prompts_are_computed_and_is_judged_when_drafts_come
     assert trials.num_speculating(8, 8, MIX, None, has_prompts=True) == 0
     assert trials.num_speculating(8, 8, MIX, None) == 2
     for _ in range(MAX_SETTLING_STEPS - 1):  # drafters read, and slow everybody down
-        trials.observe(MIX, MeasuredStep(8, 8, 8, 2 * FORWARD_S), FORWARD_S)
+        trials.observe(MIX, MeasuredStep(8, 8, 8, 2 * FORWARD_S, 2), FORWARD_S)
         assert trials.num_speculating(8, 8, MIX, None) == 2
     for _ in range(10):
-        trials.observe(MIX, MeasuredStep(8, 8, 16, 1.1 * FORWARD_S, num_drafts=2), FORWARD_S)
+        trials.observe(MIX, MeasuredStep(8, 8, 16, 1.1 * FORWARD_S, 2, ("a", "b")), FORWARD_S)
     assert trials.num_speculating(8, 8, MIX, None) == 8
 
 
@@ -141,6 +145,56 @@ def test_where_every_step_has_prompts_nothing_is_judged_and_everybody_speculates
     load = Load(SpeculationTrials(64), 16, tokens_per_round=2.0, step_s_of_all=FORWARD_S)
     load.run(MAX_STEPS_UNTOLD + 1, has_prompts=True)
     assert load.speculating() > 0
+
+
+def test_one_session_that_ends_sooner_than_fifteen_others_changes_nothing() -> None:
+    trials = SpeculationTrials(64)
+    Load(trials, 16, tokens_per_round=2.0, step_s_of_all=FORWARD_S).run(60)
+    assert trials.num_speculating(15, 15, MIX, None) == 15
+    assert trials.num_speculating(13, 13, MIX, None) == 13
+
+
+def test_drafts_that_nobody_had_cannot_have_failed() -> None:
+    load = Load(SpeculationTrials(64), 4, tokens_per_round=1.0, step_s_of_all=1.1 * FORWARD_S, drafts_come=False)
+    for _ in range(200):
+        load.run(1)
+    assert load.speculating() == 4
+
+
+def test_a_process_that_stalls_ends_nothing() -> None:
+    trials = SpeculationTrials(64)
+    load = Load(trials, 64, tokens_per_round=1.5, step_s_of_all=FORWARD_S).run(100)
+    for _ in range(20):
+        stall = MeasuredStep(64, 64, 96, 30 * FORWARD_S, 64, range(64))
+        trials.observe(MIX, stall, FORWARD_S)
+        assert load.run(8).speculating() == 64
+
+
+def test_what_is_judged_anew_begins_with_steps_that_say_nothing() -> None:
+    """Back from another load, drafters must catch up first; a mean of what they do meanwhile would end drafts."""
+    trials = SpeculationTrials(64)
+    load = Load(trials, 16, tokens_per_round=2.0, step_s_of_all=FORWARD_S).run(60)
+    Load(trials, 2, tokens_per_round=2.0, step_s_of_all=FORWARD_S).run(30)
+    for _ in range(MAX_SETTLING_STEPS - 1):
+        trials.observe(MIX, MeasuredStep(16, 16, 16, 2 * FORWARD_S, 16, range(3)), FORWARD_S)
+    assert load.speculating() == 16
+
+
+def test_a_lone_session_is_not_condemned_for_another_ones_drafts() -> None:
+    load = Load(SpeculationTrials(64), 1, tokens_per_round=1.0, step_s_of_all=2 * FORWARD_S).run(60)
+    assert load.speculating() == 0
+    load.session = "t"
+    for _ in range(2):
+        assert load.run(1).speculating() == 1
+
+
+def test_before_drafts_fail_what_steps_take_without_them_is_measured_anew() -> None:
+    """A context that has grown makes all steps slower, and drafts look bad beside steps of long ago."""
+    load = Load(SpeculationTrials(64), 1, tokens_per_round=2.0, step_s_of_all=1.4 * FORWARD_S).run(600)
+    load.slowdown = 1.5
+    num_without = sum(load.run(1).speculating() == 0 for _ in range(600))
+    assert load.speculating() == 1
+    assert num_without < 20
 
 
 def test_a_clock_that_stands_still_tells_nothing() -> None:
