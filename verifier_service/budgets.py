@@ -3,8 +3,8 @@
 Every draft row has an expected gain, and all rows together have a time. Rows are taken best first (water-filling over
 marginal gains), and as many as make `tokens / time` largest: more while forwards are flat in their rows, none where a
 row costs more than it brings. Budgets speak of load; how long a draft should be to be accepted is its drafter's choice.
-So a lone session has all that it may use. Source of the objective: Leviathan et al. 2023 (arXiv:2211.17192), section
-3.5, for a batch, with the measured time of the rows. Pure.
+So a lone session has all that it may use, where it may draft at all. Source of the objective: Leviathan et al. 2023
+(arXiv:2211.17192), section 3.5, for a batch, with the measured time of the rows. Pure.
 
 Shapes: S sessions with a drafter, K places of a draft, M draft rows that there may be.
 """

@@ -126,7 +126,6 @@ class Drafters:
         stream.attachments[attachment.key] = attachment
         session.attachment = attachment
         session.last_attachment_id = attachment_id
-        session.tally.had_drafter = True
         self._assign_budgets()
         self._send(
             attachment,

@@ -51,7 +51,10 @@ class FlowControl:
                     lone_session=drafted[0].attachment and drafted[0].attachment.key,
                     has_prompts=num_uncached > 0,
                 )
-                limits[np.flatnonzero(limits)[num_speculating:]] = 0  # those speculate that were admitted first
+                held_back = np.flatnonzero(limits)[num_speculating:]  # those speculate that were admitted first
+                limits[held_back] = 0
+                for index in held_back.tolist():
+                    drafted[index].tally.was_held_back = True
             budgets = share_rows(
                 self._gains.of([self._slot(session) for session in drafted]),
                 limits,

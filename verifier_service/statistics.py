@@ -19,9 +19,9 @@ class SpeculationTally:
     num_refused_drafts: int = 0
     num_fallback_decodes: int = 0
     disabled_reason: str = ""
-    had_drafter: bool = False
     had_budget: bool = False
-    """A drafter might draft, at least once."""
+    was_held_back: bool = False
+    """A drafter was there and might not draft, since drafts did not pay."""
 
     def count_round(self, round_statistics: RoundStatistics, draft_depth: int) -> None:
         """Adds a round whose draft was `draft_depth` tokens deep (its length, for a chain)."""
@@ -41,7 +41,7 @@ class SpeculationTally:
 
     def frozen(self) -> SpeculativeStatistics:
         """The sums so far."""
-        did_not_pay = self.had_drafter and not self.had_budget
+        did_not_pay = self.was_held_back and not self.had_budget
         return SpeculativeStatistics(
             num_drafts=self.num_drafts,
             num_draft_tokens=self.num_draft_tokens,

@@ -695,7 +695,9 @@ class SpeculativeStatistics(_message.Message):
     num_fallback_decodes: _builtins.int
     """Rounds decoded alone though a drafter was attached."""
     disabled_reason: _builtins.str
-    """Why speculation was off for the whole session. Empty where it was on."""
+    """Why speculation was off for the whole session: REQUESTED, or DOES_NOT_PAY where its drafter might never draft
+    since steps without drafts decided more at the verifier's load. Empty where it was on, or no drafter came.
+    """
     @_builtins.property
     def num_accepted_tokens_per_pos(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Accepted draft tokens at each place of a draft, first place first."""
