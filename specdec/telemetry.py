@@ -107,6 +107,9 @@ class VerifierMetrics(Metrics):
         super().__init__()
         self.num_requests_running = self.gauge("num_requests_running", "Sessions in execution.")
         self.num_requests_waiting = self.gauge("num_requests_waiting", "Sessions waiting to be admitted.")
+        self.num_requests_speculating = self.gauge(
+            "num_requests_speculating", "Sessions whose drafter may draft: none while drafts do not pay at this load."
+        )
         self.prompt_tokens = self.counter("prompt_tokens", "Prompt tokens processed.")
         self.cached_prompt_tokens = self.counter(
             "prefix_cache_hits", "Prompt tokens whose keys were found in the cache instead of being computed."

@@ -244,6 +244,7 @@ class Engine:
 
     def _assign_budgets(self) -> None:
         self._flow.assign(self._admission.active.values())
+        self._observer.speculating(self._flow.num_speculating)
         for session in self._admission.active.values():
             if session.num_uncached > 1:  # the others' rounds tell it
                 self.drafters.tell_budget(session)

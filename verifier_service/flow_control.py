@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from verifier_service.attachment import AttachmentKey, DraftModel
-from verifier_service.budgets import share_rows
+from verifier_service.budgets import Counts, share_rows
 from verifier_service.expected_gains import ExpectedGains
 from verifier_service.forward_times import ForwardTimes
 from verifier_service.scheduler import SchedulerPolicy, SessionRows
@@ -24,13 +24,15 @@ class FlowControl:
         self._times = ForwardTimes()
         self._gains = ExpectedGains(policy.max_draft_tokens)
         self._trials = SpeculationTrials(policy.max_step_rows)
-        self._num_sessions = self._num_asked = 0
+        self._num_sessions = 0
+        self.num_speculating = 0
+        """Sessions that may draft now."""
         self._mix: frozenset[DraftModel] = frozenset()
 
     def assign(self, sessions: Collection[VerifierSession]) -> None:
         """Shares the draft rows of the next steps among the running sessions that have a drafter."""
         drafted = [session for session in sessions if session.attachment is not None]
-        self._num_sessions = len(sessions)
+        self._num_sessions, self.num_speculating = len(sessions), 0
         self._mix = frozenset(session.attachment.draft_model for session in drafted if session.attachment is not None)
         if not drafted or self._policy.max_draft_tokens == 0:
             return
@@ -44,17 +46,7 @@ class FlowControl:
             budgets = np.minimum(limits, max(0, share))
         else:
             if self._policy.judges_drafts:
-                num_speculating = self._trials.num_speculating(
-                    len(sessions),
-                    len(drafted),
-                    self._mix,
-                    lone_session=drafted[0].attachment and drafted[0].attachment.key,
-                    has_prompts=num_uncached > 0,
-                )
-                held_back = np.flatnonzero(limits)[num_speculating:]  # those speculate that were admitted first
-                limits[held_back] = 0
-                for index in held_back.tolist():
-                    drafted[index].tally.was_held_back = True
+                self._hold_back(drafted, limits, has_prompts=num_uncached > 0)
             budgets = share_rows(
                 self._gains.of([self._slot(session) for session in drafted]),
                 limits,
@@ -66,7 +58,22 @@ class FlowControl:
         for session, budget in zip(drafted, budgets.tolist(), strict=True):
             session.draft_budget = budget
             session.tally.had_budget |= budget > 0
-        self._num_asked = int(np.count_nonzero(budgets))
+        self.num_speculating = int(np.count_nonzero(budgets))
+
+    def _hold_back(self, drafted: Sequence[VerifierSession], limits: Counts, *, has_prompts: bool) -> None:
+        """Takes the limit from sessions that may not draft while it is tried, or known, whether drafts pay. Those may that
+        were admitted first."""
+        num_speculating = self._trials.num_speculating(
+            self._num_sessions,
+            len(drafted),
+            self._mix,
+            lone_session=drafted[0].attachment and drafted[0].attachment.key,
+            has_prompts=has_prompts,
+        )
+        held_back = np.flatnonzero(limits)[num_speculating:]
+        limits[held_back] = 0
+        for index in held_back.tolist():
+            drafted[index].tally.was_held_back = True
 
     def expected_forward_s(self, sessions: Collection[VerifierSession]) -> float:
         """Time of a forward that takes all of these along, drafts left out; 0 before any was measured."""
@@ -87,7 +94,7 @@ class FlowControl:
             num_rounds=len(planned),
             num_tokens=num_tokens,
             elapsed_s=elapsed_s,
-            num_asked=self._num_asked,
+            num_asked=self.num_speculating,
             drafters=drafters,
             has_prompts=any(not rows.is_round or rows.num_prefill > 1 for rows in planned),
         )

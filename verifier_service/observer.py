@@ -13,6 +13,9 @@ class EngineObserver(Protocol):
     def sessions(self, num_active: int, num_waiting: int) -> None:
         """The number of sessions may have changed."""
 
+    def speculating(self, num_sessions: int) -> None:
+        """So many may draft now."""
+
     def step(self, num_rows: int, forward_time_s: float, step_time_s: float) -> None:
         """A forward ran; `step_time_s` is all of its step, the forward included."""
 
@@ -47,6 +50,9 @@ class MetricsObserver:
     def sessions(self, num_active: int, num_waiting: int) -> None:
         self._metrics.num_requests_running.set(num_active)
         self._metrics.num_requests_waiting.set(num_waiting)
+
+    def speculating(self, num_sessions: int) -> None:
+        self._metrics.num_requests_speculating.set(num_sessions)
 
     def step(self, num_rows: int, forward_time_s: float, step_time_s: float) -> None:
         self._metrics.step_rows.observe(num_rows)

@@ -151,7 +151,8 @@ def _add_block(
     """All rows over one block of a panel, in groups of four; five rows as three and two, six as three and three."""
     row = 0
     size = PANEL * (4 if stored == 2 else 2)
-    step = size // ((rows + 3) // 4)  # each group fetches its part of the next block
+    groups = (rows + 3) // 4
+    step = (size + groups - 1) // groups  # each group fetches its part of the next block
     ahead = weights + inputs * size
     while row < rows:
         left = rows - row
