@@ -61,8 +61,7 @@ class FlowControl:
         self.num_speculating = int(np.count_nonzero(budgets))
 
     def _hold_back(self, drafted: Sequence[VerifierSession], limits: Counts, *, has_prompts: bool) -> None:
-        """Takes the limit from sessions that may not draft while it is tried, or known, whether drafts pay. Those may that
-        were admitted first."""
+        """Takes their limit from sessions that may not draft for now. Those may that were admitted first."""
         num_speculating = self._trials.num_speculating(
             self._num_sessions,
             len(drafted),
