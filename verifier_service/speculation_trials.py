@@ -22,6 +22,8 @@ SETTLING_STEPS_ALONE = 2
 """Drafters may still be busy with what nobody wants any more."""
 MAX_SETTLING_STEPS = 8
 """Steps with drafters are judged once half of them drafted, or after so many: some may have much to read first."""
+MAX_UNSETTLED_STEPS = 24
+"""Of a phase. Where the load goes to and fro, and no visit is long enough to settle, what comes after these counts."""
 MEASURED_STEPS_ALONE = 5
 MAX_STEPS_UNTOLD = 64
 """Where so many steps of a phase told nothing, for they computed prompts too, drafts are had without a judgement."""
@@ -64,6 +66,10 @@ class _Record:
     num_steps: int = 0
     num_untold_steps: int = 0
     num_settling_steps: int = 0
+    num_unsettled_steps: int = 0
+    """Since the last verdict, in all visits to this load."""
+    num_steps_alone: int = 0
+    """Measured in this phase, likewise."""
     has_settled: bool = False
     drafters_seen: set[Hashable] = dataclasses.field(default_factory=set)
     num_measured_steps: int = 0
@@ -81,13 +87,13 @@ class _Record:
 
     def enter(self, phase: _Phase, keep: float = 0.0) -> None:
         """A phase begins, and mostly evidence with it."""
-        self.phase, self.num_steps, self.num_untold_steps = phase, 0, 0
+        self.phase, self.num_steps, self.num_untold_steps, self.num_steps_alone = phase, 0, 0, 0
         self.unsettle()
         self.fade(keep)
 
     def rest(self) -> None:
         """Drafts failed. What speaks against them is kept for a lone session that comes next."""
-        self.phase, self.num_steps = _Phase.REST, 0
+        self.phase, self.num_steps, self.num_unsettled_steps = _Phase.REST, 0, 0
         self.rest_steps = min(max(2 * self.rest_steps, FIRST_REST_STEPS), MAX_REST_STEPS)
         self.unsettle()
 
@@ -100,7 +106,7 @@ class _Record:
         """Older evidence counts for less, and a new verdict needs steps of its own."""
         self.alone_s = keep * (self.alone_s - self.stalled[0])
         self.elapsed_s = keep * (self.elapsed_s - self.stalled[1])
-        self.num_measured_steps = self.num_measured_rounds = 0
+        self.num_measured_steps = self.num_measured_rounds = self.num_unsettled_steps = 0
         self.has_drafts, self.stalled = False, (0.0, 0.0)
 
     def measure(self, alone_s: float, num_rounds: int, elapsed_s: float, *, is_stall: bool) -> None:
@@ -219,13 +225,16 @@ class SpeculationTrials:
             self._observe_with_drafts(record, step, expected_forward_s)
 
     def _observe_without_drafts(self, record: _Record, step: MeasuredStep) -> None:
-        if record.num_settling_steps > SETTLING_STEPS_ALONE:
+        if record.num_settling_steps > SETTLING_STEPS_ALONE or record.num_unsettled_steps >= MAX_UNSETTLED_STEPS:
             self._measure_alone(step)
+            record.num_steps_alone += 1
             record.age = 0
+        elif record.phase is _Phase.ALONE:
+            record.num_unsettled_steps += 1
         if record.phase is _Phase.REST:
             if record.num_steps >= record.rest_steps:
                 record.enter(_first_trial(step.num_sessions))
-        elif record.num_settling_steps >= SETTLING_STEPS_ALONE + MEASURED_STEPS_ALONE:
+        elif record.num_steps_alone >= MEASURED_STEPS_ALONE:
             if record.elapsed_s > 0:  # what was in doubt
                 num_alone = min(step.num_sessions, self._max_step_rows)
                 record.alone_s *= self._alone.expected_s(num_alone) / record.judged_with_s
@@ -238,8 +247,10 @@ class SpeculationTrials:
         if not record.has_settled:
             record.drafters_seen.update(step.drafters)
             half = max(1, step.num_asked // 2)
-            record.has_settled = len(record.drafters_seen) >= half or record.num_settling_steps >= MAX_SETTLING_STEPS
+            num_to_settle = min(MAX_SETTLING_STEPS, 1 + MAX_UNSETTLED_STEPS - record.num_unsettled_steps)
+            record.has_settled = len(record.drafters_seen) >= half or record.num_settling_steps >= num_to_settle
             if not record.has_settled:
+                record.num_unsettled_steps += 1
                 return
         is_known = self._is_known_alone(step.num_sessions)
         num_alone = min(step.num_sessions, self._max_step_rows)

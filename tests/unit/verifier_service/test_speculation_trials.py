@@ -161,6 +161,38 @@ def test_drafts_that_nobody_had_cannot_have_failed() -> None:
     assert load.speculating() == 4
 
 
+@pytest.mark.parametrize("num_steps_a_visit", [1, 2, 3, 6])
+@pytest.mark.parametrize("loads", [(1, 2), (5, 6), (8, 16)])
+def test_a_load_that_goes_to_and_fro_is_judged_too(loads: tuple[int, int], num_steps_a_visit: int) -> None:
+    """Sessions that come and go: no load lasts long enough to settle, and neither may wait for that for good."""
+    for tokens_per_round, step_s, is_had in ((3.0, 1.5 * FORWARD_S, True), (1.1, 2 * FORWARD_S, False)):
+        trials = SpeculationTrials(64)
+        both = [Load(trials, num, tokens_per_round, step_s) for num in loads]
+        for _ in range(120):
+            for load in both:
+                load.run(num_steps_a_visit)
+        if is_had:
+            assert [load.speculating() for load in both] == list(loads)
+        elif loads[0] > 1:  # a lone session tries again whenever it is alone
+            assert [load.speculating() for load in both] == [0, 0]
+
+
+def test_drafters_that_are_stuck_are_not_waited_for_in_every_visit_to_a_load_anew() -> None:
+    trials = SpeculationTrials(64)
+    loads = [Load(trials, num, tokens_per_round=1.0, step_s_of_all=2 * FORWARD_S).run(30) for num in (16, 32)]
+    asked: dict[int, list[int]] = {16: [], 32: []}
+    for visit in range(150):
+        num = loads[visit % 2].num_sessions
+        for _ in range(3):
+            num_asked = loads[visit % 2].speculating()
+            step_s = FORWARD_S * (2 if num_asked else 1)
+            trials.observe(MIX, MeasuredStep(num, num, num, step_s, num_asked, range(min(1, num_asked))), FORWARD_S)
+            asked[num].append(num_asked)
+    for counts in asked.values():
+        first = next(index for index, num_asked in enumerate(counts) if num_asked)
+        assert 0 in counts[first : first + 40]
+
+
 def test_a_process_that_stalls_ends_nothing() -> None:
     trials = SpeculationTrials(64)
     load = Load(trials, 64, tokens_per_round=1.5, step_s_of_all=FORWARD_S).run(100)
