@@ -13,7 +13,7 @@ from importlib import resources
 from types import TracebackType
 from typing import Any, Self
 
-from redis.asyncio import Redis
+from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import NoScriptError, RedisError
@@ -36,6 +36,8 @@ _NUM_RETRIES = 2
 _BACKOFF_BASE_S = 0.02
 _BACKOFF_CAP_S = 0.2
 _READY_TIMEOUT_S = 1.0
+_MAX_CONNECTIONS = 32
+"""A burst of calls waits for one of these: the server runs one script at a time, more would only cost memory."""
 _NUM_RECORD_KEYS = len(record_keys(SessionId("")))
 
 
@@ -94,13 +96,16 @@ class SessionStore:
 
     def __init__(self, settings: StoreSettings) -> None:
         self.settings = settings
-        self._redis = Redis.from_url(
+        pool = BlockingConnectionPool.from_url(
             settings.url,
+            max_connections=_MAX_CONNECTIONS,
+            timeout=settings.call_timeout_s,
             socket_timeout=settings.call_timeout_s,
             socket_connect_timeout=settings.call_timeout_s,
             retry=Retry(ExponentialBackoff(cap=_BACKOFF_CAP_S, base=_BACKOFF_BASE_S), _NUM_RETRIES),
             health_check_interval=0,
         )
+        self._redis = Redis.from_pool(pool)
         # However the library divides its retries, a call ends by then.
         self._deadline_s = 2 * settings.call_timeout_s
         self._calls: set[asyncio.Future[Any]] = set()

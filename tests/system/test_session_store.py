@@ -11,6 +11,7 @@ import pytest_asyncio
 from orchestrator.embedded_store import EmbeddedStore
 from orchestrator.record import RecordState
 from orchestrator.session_store import AcquireStatus, Lease, SessionStore, StoreSettings, WriteStatus
+from specdec.config import OrchestratorSettings
 from specdec.errors import StoreUnavailableError
 from specdec.ids import Epoch, SessionId, digest_tokens
 from specdec.params import FinishReason
@@ -19,6 +20,7 @@ from tests.system.store_fixtures import PROMPT, acquired, make_checkpoint, make_
 pytestmark = pytest.mark.system
 
 SHORT_LEASE_S = 0.15
+NUM_IN_BURST = OrchestratorSettings.model_fields["max_sessions"].default
 S = SessionId("s")
 
 
@@ -140,6 +142,25 @@ async def test_exactly_one_of_many_takes_over_an_expired_session(server: Embedde
         await store.release(await opened(store))
         replies = await asyncio.gather(*(store.acquire(S, new_nonce()) for _ in range(64)))
         assert sum(reply.status is AcquireStatus.ACQUIRED for reply in replies) == 1
+
+
+async def test_a_burst_of_calls_waits_for_connections_and_none_is_told_that_the_store_is_away(
+    store: SessionStore,
+) -> None:
+    names = [SessionId(f"s{index}") for index in range(NUM_IN_BURST)]
+    replies = await asyncio.gather(*(store.acquire(name, new_nonce()) for name in names))
+    assert {reply.status for reply in replies} == {AcquireStatus.ACQUIRED}
+
+
+async def test_calls_that_are_given_up_in_a_burst_leave_the_connections_to_others(store: SessionStore) -> None:
+    for turn in range(3):
+        names = [SessionId(f"s{turn}.{index}") for index in range(NUM_IN_BURST)]
+        calls = [asyncio.create_task(store.acquire(name, new_nonce())) for name in names]
+        await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+        for call in calls[::2]:
+            call.cancel()
+        replies = await asyncio.gather(*calls[1::2])
+        assert {reply.status for reply in replies} == {AcquireStatus.ACQUIRED}
 
 
 async def test_a_replayed_call_gets_its_first_answer(store: SessionStore) -> None:
