@@ -4,7 +4,9 @@ The one room here that knows stubs and protobuf besides the servicers. Raises sp
 """
 
 import abc
+import asyncio
 from collections.abc import AsyncGenerator
+from typing import Any, TypeVar, cast
 
 import grpc.aio
 from grpc_health.v1 import health_pb2
@@ -22,6 +24,8 @@ from specdec.wire.convert import (
     session_event_from_pb,
 )
 from specdec.wire.interceptors import error_from_rpc
+
+Response = TypeVar("Response")
 
 _MAX_RECONNECT_BACKOFF_S = 0.3
 """A server that comes up is to be seen at once, and there are few enough of them to ask often."""
@@ -75,7 +79,7 @@ class VerifierPeer(Peer):
         """
         call = self._stub.OpenSession(open_session_to_pb(request))
         try:
-            async for response in call:
+            while (response := await _read(call)) is not None:
                 yield session_event_from_pb(response.event)
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from error
@@ -101,3 +105,20 @@ class DrafterPeer(Peer):
             await self._stub.AttachSession(attach_session_to_pb(request), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from error
+
+
+async def _read(call: "grpc.aio.UnaryStreamCall[Any, Response]") -> Response | None:
+    """The next message, None at the stream's end. Cancelled, it leaves a read that ends once the call is cancelled.
+
+    What gRPC allocates for a read that is itself cancelled is never freed.
+    """
+    reading = asyncio.ensure_future(call.read())  # gRPC holds on to it
+    reading.add_done_callback(_forget)
+    message = await asyncio.shield(reading)
+    return None if message is grpc.aio.EOF else cast(Response, message)
+
+
+def _forget(reading: "asyncio.Future[Any]") -> None:
+    """An error of a read that nobody waits for any more is nobody's."""
+    if not reading.cancelled():
+        reading.exception()

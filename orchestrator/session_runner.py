@@ -146,6 +146,7 @@ class SessionRunner:
 
     def _on_done(self, _task: asyncio.Task[None]) -> None:
         self._outbox.close()  # a task that is cancelled before its first step runs none of its own endings
+        self._writer = None  # it holds this runner: both are freed now, not when the collector comes
         self.ended.set()
 
     async def _run(self) -> None:
