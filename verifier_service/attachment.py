@@ -53,6 +53,8 @@ class Attachment:
     pending: PendingDraft | None = None
     delivers: bool = False
     num_refused: int = 0
+    num_useless: int = 0
+    """Drafts of no use since the last round. An honest drafter has one at most: its answer says what is committed."""
     asked_at: float | None = None
     last_told_at: float | None = None
     draft_latency_s: float | None = None

@@ -222,6 +222,7 @@ class Drafters:
         """Answers the draft that waits, which turned out to be of no use."""
         if session.attachment is not None:
             session.attachment.pending = None
+            session.attachment.num_useless += 1
             if reason.is_late:
                 session.attachment.observe_accepted(num_right_tokens(pending.draft, session.token_ids))
         self.drop(session, pending, reason)
@@ -258,6 +259,7 @@ class Drafters:
         attachment = session.attachment
         if attachment is None:
             return
+        attachment.num_useless = 0
         budget = _budget(session)
         only_reads = answers is None and finish_reason is None and attachment.told_budget == 0 == budget
         if only_reads and session.committed_length - attachment.told_length < MIN_TOKENS_TO_READ_ALONG:

@@ -195,6 +195,8 @@ def _plan_round(
         return SessionRows(session, 1, is_round=True)  # a drafter that was told of no budget sends nothing
     # The first round waits for nobody.
     deadline = now if session.ready_at is None else session.ready_at + policy.wait_s(session)
+    if attachment.num_useless + (pending is not None) > 1:  # else one after the other could hold up the round
+        return SessionRows(session, 1, is_round=True, fallback_decode=True)
     if not attachment.delivers or now >= deadline:
         return SessionRows(session, 1, is_round=True, fallback_decode=True, gave_up=attachment.delivers)
     latency_s = attachment.draft_latency_s or 0.0

@@ -105,6 +105,21 @@ def test_after_a_draft_that_came_too_late_the_round_waits_for_the_next_one(bench
     assert only_answer(drafter, sequence).num_accepted_tokens == 2
 
 
+@pytest.mark.parametrize("shift", [-1, 3])
+def test_one_useless_draft_after_the_other_does_not_hold_up_a_round(bench, drafter, session, shift):
+    """Each would be waited for anew, as the answer to the one before asked for it."""
+    at = len(session.token_ids)
+    first = drafter.draft(session, [], start_position=len(PROMPT) + at + shift)
+    assert bench.step() > bench.now
+    second = drafter.draft(session, [], start_position=len(PROMPT) + at + shift)
+    bench.step()
+    assert len(session.token_ids) == at + 1
+    assert isinstance(only_answer(drafter, first), Dropped)
+    assert isinstance(only_answer(drafter, second), Dropped)
+    assert bench.now == 0.0
+    assert finishes_unharmed(bench, session)
+
+
 def test_a_dropped_draft_tells_what_its_drafter_missed(bench, drafter, session):
     told = len(PROMPT)
     for message in drafter.messages:
