@@ -107,7 +107,7 @@ class VerifierSettings(_ModelSettings):
     model_config = SettingsConfigDict(env_prefix="SPECDEC_VERIFIER_")
 
     model: str = Field(min_length=1)
-    """Named model, hub id, local folder or .gguf file."""
+    """Named model, hub id, local folder, .gguf file or synthetic:..."""
     max_sessions: int = Field(default=256, ge=1, le=65536)
     """Sessions that run at one time, if the cache has room for so many; more wait."""
     max_waiting_sessions: int = Field(default=1024, ge=0, le=65536)

@@ -19,6 +19,7 @@ _COLUMNS: Mapping[str, Callable[[dict[str, Any]], float | None]] = {
     "token ms": lambda run: run["inter_token_ms"]["p50"],
     "rounds/s": lambda run: run["rounds_per_s"],
     "tok/round": lambda run: run["tokens_per_round"],
+    "drafted": lambda run: run["share_of_rounds_with_draft"],
     "draft": lambda run: run["draft_tokens_per_draft"],
     "budget": lambda run: run["draft_budget"],
     "accepted": lambda run: run["acceptance_rate"],

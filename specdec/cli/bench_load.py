@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from specdec.params import Prompt
 
 _MODEL_WAIT_S = 60.0
-_TABLE_WIDTH = 260  # in a file or a pipe, where there is no terminal to ask
+_TABLE_WIDTH = 272  # in a file or a pipe, where there is no terminal to ask
 _PROMPTS_BEFORE_REPEAT = 512
 WARM_UP, PROFILED = -1, -2
 """Repetitions that are not measured."""

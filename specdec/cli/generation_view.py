@@ -13,6 +13,11 @@ from specdec.cli.draft_marks import STYLES, Origin, split_by_origin
 from specdec.cli.terminal_text import printable
 from specdec.messages import Delta, Finished, GenerationEvent, PositionLogprobs, Started
 
+_WHY_OFF = {
+    "REQUESTED": "the request said so",
+    "DOES_NOT_PAY": "drafts do not pay at this load, or it was not known yet whether they do",
+}
+
 
 class GenerationView(Protocol):
     def show(self, event: GenerationEvent) -> None:
@@ -73,8 +78,8 @@ class DraftView:
         length = answer.acceptance_length
         drafts = f"{length:.2f} tokens a drafted round, " if length is not None else "no drafts, "
         self._console.print(f"{drafts}{len(answer.token_ids)} tokens, {answer.tokens_per_s:.1f} tokens/s")
-        if answer.finished.speculative.disabled_reason:
-            self._console.print(f"speculation was off: {answer.finished.speculative.disabled_reason}")
+        if reason := answer.finished.speculative.disabled_reason:
+            self._console.print(f"speculation was off: {_WHY_OFF.get(reason, reason)}")
 
     def _write(self, text: str, style: str) -> None:
         self._console.print(Text(printable(text), style=style), end="", soft_wrap=True)

@@ -41,7 +41,7 @@ CacheDir = Annotated[str | None, typer.Option(help="Where prepared models are ke
 
 
 def verifier(
-    model: Annotated[str | None, typer.Option(help="Named model, hub id, folder or .gguf file.")] = None,
+    model: Annotated[str | None, typer.Option(help="Named model, hub id, folder, .gguf file or synthetic:...")] = None,
     listen: Listen = None,
     metrics: Metrics = None,
     device: Device = None,

@@ -23,7 +23,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def up(
-    model: Annotated[str, typer.Option(help="Target: named model, hub id, folder or .gguf file.")] = "smollm2-135m",
+    model: Annotated[
+        str, typer.Option(help="Target: named model, hub id, folder, .gguf file or synthetic:...")
+    ] = "smollm2-135m",
     proposer: Annotated[str, typer.Option(help="How to guess: ngram, draft_model, stacked or none.")] = "ngram",
     draft_model: Annotated[str | None, typer.Option(help="For draft_model and stacked.")] = None,
     quantization: Annotated[str | None, typer.Option(help="The draft model's weights: none, int8, int4.")] = None,

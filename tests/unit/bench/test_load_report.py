@@ -101,6 +101,18 @@ def test_the_report_is_plain_json_and_names_what_failed() -> None:
 def test_the_table_has_a_row_for_each_number_of_streams_and_way() -> None:
     alone, drafted = cell([output(0, range(9))], counters=COUNTED), cell([output(0, range(9))], lane=NGRAM)
     out = io.StringIO()
-    Console(file=out, width=240).print(load_table(build_load_report(recording(alone, drafted), None)["runs"]))
+    Console(file=out, width=272).print(load_table(build_load_report(recording(alone, drafted), None)["runs"]))
     rows = [line.split("│")[1:4] for line in out.getvalue().splitlines() if "│" in line]
     assert [[part.strip() for part in row] for row in rows] == [["2", "target_only", "0"], ["2", "ngram", "0"]]
+
+
+def test_the_table_tells_how_many_rounds_had_a_draft() -> None:
+    outputs = [output(0, range(9)), output(1, range(9), num_draft_tokens=3)]
+    out = io.StringIO()
+    Console(file=out, width=300).print(
+        load_table(build_load_report(recording(cell(outputs, lane=NGRAM)), None)["runs"])
+    )
+    lines = out.getvalue().splitlines()
+    headings = [part.strip() for part in next(line for line in lines if "drafted" in line).split("┃")[1:-1]]
+    row = [part.strip() for part in next(line for line in lines if "ngram" in line).split("│")[1:-1]]
+    assert row[headings.index("drafted")] == "0.50"
