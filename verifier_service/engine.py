@@ -289,8 +289,9 @@ class Engine:
 
     def _end_step(self, planned: Sequence[SessionRows], num_tokens: int, started_at: float) -> None:
         before, now = self._last_step_ended_at, self._clock()
-        elapsed_s = now - (started_at if before is None else before)
-        self._flow.observe_step(planned, num_tokens, self.drafters.take_drafted(), elapsed_s)
+        waited_s = 0.0 if before is None else started_at - before
+        elapsed_s = waited_s + now - started_at
+        self._flow.observe_step(planned, num_tokens, self.drafters.take_drafted(), elapsed_s, waited_s)
         self._last_step_ended_at = now
 
     def _wait(self, plan: StepPlan, now: float) -> float | None:

@@ -83,7 +83,12 @@ class FlowControl:
         self._times.observe(num_rows, forward_s)
 
     def observe_step(
-        self, planned: Sequence[SessionRows], num_tokens: int, drafters: Collection[AttachmentKey], elapsed_s: float
+        self,
+        planned: Sequence[SessionRows],
+        num_tokens: int,
+        drafters: Collection[AttachmentKey],
+        elapsed_s: float,
+        waited_s: float,
     ) -> None:
         """A step decided so many tokens. Time, and drafters whose drafts came, count from the step before."""
         if not self._times.is_known or not self._policy.judges_drafts or self._policy.max_draft_tokens == 0:
@@ -96,6 +101,7 @@ class FlowControl:
             num_asked=self.num_speculating,
             drafters=drafters,
             has_prompts=any(not rows.is_round or rows.num_prefill > 1 for rows in planned),
+            waited_s=waited_s,
         )
         if self._mix:
             num_rows = min(self._num_sessions, self._policy.max_step_rows)

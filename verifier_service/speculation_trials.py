@@ -34,6 +34,8 @@ DOUBT = 0.7
 """Of a round's tokens, as a share of their mean: what a disaster must exceed by far."""
 STALL = 4.0
 """A verdict must stand without its worst step, where that took more than so many steps alone: processes stall."""
+MIN_WAITED_SHARE = 0.2
+"""Where nobody drafted, waits of such a share of the time are what drafters cost all the same."""
 GOOD_SPEEDUP, BAD_SPEEDUP = 1.02, 0.99
 CLEAR_SPEEDUP = 1.5
 """So great a gain over forwards that ran beside drafters is one over any."""
@@ -77,6 +79,7 @@ class _Record:
     has_drafts: bool = False
     alone_s: float = 0.0
     elapsed_s: float = 0.0
+    waited_s: float = 0.0
     judged_with_s: float = 0.0
     """What one step was taken to last alone, last."""
     stalled: tuple[float, float] = (0.0, 0.0)
@@ -107,7 +110,7 @@ class _Record:
         self.alone_s = keep * (self.alone_s - self.stalled[0])
         self.elapsed_s = keep * (self.elapsed_s - self.stalled[1])
         self.num_measured_steps = self.num_measured_rounds = self.num_unsettled_steps = 0
-        self.has_drafts, self.stalled = False, (0.0, 0.0)
+        self.has_drafts, self.waited_s, self.stalled = False, 0.0, (0.0, 0.0)
 
     def measure(self, alone_s: float, num_rounds: int, elapsed_s: float, *, is_stall: bool) -> None:
         """A step whose tokens would have taken `alone_s`."""
@@ -135,7 +138,7 @@ class _Record:
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredStep:
-    """A step that ran. `elapsed_s` counts from the end of the step before, waits included.
+    """A step that ran. `elapsed_s` counts from the end of the step before, `waited_s` of it before the step began.
 
     `num_sessions` would all have a token if nobody had drafts, as far as a step has rows for them; `num_rounds` had
     theirs, `num_tokens` in all. `num_asked` sessions had a budget, and drafts came from `drafters` meanwhile, of use or
@@ -149,6 +152,7 @@ class MeasuredStep:
     num_asked: int = 0
     drafters: Collection[Hashable] = ()
     has_prompts: bool = False
+    waited_s: float = 0.0
 
     @property
     def tells(self) -> bool:
@@ -258,6 +262,7 @@ class SpeculationTrials:
         alone_s = step_alone_s * step.num_tokens / num_alone
         record.judged_with_s = step_alone_s
         record.has_drafts |= len(step.drafters) > 0
+        record.waited_s += min(step.waited_s, STALL * step_alone_s)
         record.measure(alone_s, step.num_rounds, step.elapsed_s, is_stall=step.elapsed_s > STALL * step_alone_s)
         if record.is_decided:
             self._judge(record, step.num_sessions, is_known=is_known)
@@ -265,8 +270,8 @@ class SpeculationTrials:
     def _judge(self, record: _Record, num_sessions: int, *, is_known: bool) -> None:
         is_bad = record.speedup < BAD_SPEEDUP
         is_too_old = record.age >= (MAX_AGE_TO_FAIL if is_bad else MAX_AGE)
-        if not record.has_drafts:
-            record.fade(0.0)  # what nobody had cannot have failed
+        if not record.has_drafts and record.waited_s < MIN_WAITED_SHARE * record.elapsed_s:
+            record.fade(0.0)  # what nobody had cannot have failed, save where it was waited for
         elif (not is_known or is_too_old) and record.speedup < CLEAR_SPEEDUP:
             record.enter(_Phase.ALONE, keep=1.0)
         elif is_bad:

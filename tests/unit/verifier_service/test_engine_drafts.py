@@ -424,3 +424,23 @@ def test_a_drafter_that_always_answers_too_late_is_not_waited_for_again(bench, d
     before = bench.now
     bench.run(session)
     assert bench.now == before
+
+
+def test_a_lone_session_stops_waiting_for_a_drafter_that_never_has_a_guess_and_says_so_late(drafter):
+    bench, forward_s, num_tokens = drafter.bench, 0.03, 100
+    bench.runner.on_forward = lambda num_rows: setattr(bench, "now", bench.now + forward_s)
+    session = bench.open(PROMPT, stop=StopCriteria(max_new_tokens=num_tokens, ignore_end_of_sequence=True))
+    drafter.attach(session)
+    num_seen, due_at = 0, None
+    while not session.finished:
+        wake_at = bench.step()
+        wants_draft = any(getattr(message, "draft_budget", 0) > 0 for message in drafter.messages[num_seen:])
+        num_seen = len(drafter.messages)
+        if wants_draft and due_at is None:
+            due_at = bench.now + 3 * forward_s
+        if due_at is not None and bench.now >= due_at:
+            drafter.draft(session, [])
+            due_at = None
+        elif wake_at is not None and wake_at > bench.now:
+            bench.now = wake_at if due_at is None else min(wake_at, due_at)
+    assert bench.now < 1.6 * num_tokens * forward_s  # four times as long, if every round waited

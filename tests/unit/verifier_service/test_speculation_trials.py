@@ -161,6 +161,19 @@ def test_drafts_that_nobody_had_cannot_have_failed() -> None:
     assert load.speculating() == 4
 
 
+def test_drafts_that_nobody_had_have_failed_where_steps_waited_for_them() -> None:
+    """A drafter far away that has no guess says so late, and every step waits for that."""
+    trials = SpeculationTrials(64)
+    Load(trials, 1, tokens_per_round=1.0, step_s_of_all=FORWARD_S, drafts_come=False).run(100)
+    num_asked = 0
+    for _ in range(200):
+        is_asked = trials.num_speculating(1, 1, MIX, "s") > 0
+        num_asked += is_asked
+        waited_s = FORWARD_S if is_asked else 0.0
+        trials.observe(MIX, MeasuredStep(1, 1, 1, FORWARD_S + waited_s, is_asked, waited_s=waited_s), FORWARD_S)
+    assert num_asked < 60
+
+
 @pytest.mark.parametrize("num_steps_a_visit", [1, 2, 3, 6])
 @pytest.mark.parametrize("loads", [(1, 2), (5, 6), (8, 16)])
 def test_a_load_that_goes_to_and_fro_is_judged_too(loads: tuple[int, int], num_steps_a_visit: int) -> None:
