@@ -5,7 +5,7 @@ import dataclasses
 from drafter_service.draft_length import ModelDrafts
 from drafter_service.verify_times import VerifyTimes
 
-WARMING_SHARE = 0.02
+WARMING_SHARE, MAX_PAUSE_S = 0.02, 30.0
 """Of the time, for caches of sessions without a budget: a drafter may stand on the verifier's own cores."""
 
 
@@ -27,7 +27,7 @@ class UnwantedWarming:
     def end(self, now: float, elapsed_s: float) -> None:
         """It is done, and took so long."""
         self._is_running = False
-        self._next_at = now + elapsed_s / WARMING_SHARE
+        self._next_at = now + min(elapsed_s / WARMING_SHARE, MAX_PAUSE_S)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -37,6 +37,8 @@ STALL = 4.0
 MIN_WAITED_SHARE = 0.2
 """Where nobody drafted, waits of such a share of the time are what drafters cost all the same."""
 GOOD_SPEEDUP, BAD_SPEEDUP = 1.02, 0.99
+MILD_SPEEDUP, MAX_MILD_VERDICTS = 0.9, 3
+"""Drafts that are hardly bad have so many verdicts more: both sides learn from the first ones what to wait for."""
 CLEAR_SPEEDUP = 1.5
 """So great a gain over forwards that ran beside drafters is one over any."""
 KEEP_PER_VERDICT = 0.5
@@ -84,6 +86,7 @@ class _Record:
     """What one step was taken to last alone, last."""
     stalled: tuple[float, float] = (0.0, 0.0)
     """The worst step that was a stall, its part of `alone_s` and of `elapsed_s`."""
+    num_mild_verdicts: int = 0
     age: int = 0
     """Steps since some without drafts were measured."""
     lone_session: Hashable = None
@@ -96,7 +99,7 @@ class _Record:
 
     def rest(self) -> None:
         """Drafts failed. What speaks against them is kept for a lone session that comes next."""
-        self.phase, self.num_steps, self.num_unsettled_steps = _Phase.REST, 0, 0
+        self.phase, self.num_steps, self.num_unsettled_steps, self.num_mild_verdicts = _Phase.REST, 0, 0, 0
         self.rest_steps = min(max(2 * self.rest_steps, FIRST_REST_STEPS), MAX_REST_STEPS)
         self.unsettle()
 
@@ -134,6 +137,11 @@ class _Record:
         if self.num_measured_steps < MIN_STEPS_OF_A_DISASTER:
             return False
         return self.speedup * (1 + DOUBT / math.sqrt(self.num_measured_rounds)) < BAD_SPEEDUP
+
+    def has_another_try(self) -> bool:
+        """Whether bad drafts may go on for one more verdict."""
+        self.num_mild_verdicts += 1
+        return self.speedup > MILD_SPEEDUP and self.num_mild_verdicts <= MAX_MILD_VERDICTS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,6 +228,9 @@ class SpeculationTrials:
             record.num_untold_steps += 1
             if record.num_untold_steps >= MAX_STEPS_UNTOLD and record.phase in (_Phase.ALONE, _Phase.FEW):
                 record.enter(_Phase.ALL)
+            if record.phase is _Phase.REST:
+                record.num_steps += 1
+                self._end_rest(record, step.num_sessions)
             return
         record.num_steps += 1
         record.num_settling_steps += 1
@@ -236,16 +247,19 @@ class SpeculationTrials:
         elif record.phase is _Phase.ALONE:
             record.num_unsettled_steps += 1
         if record.phase is _Phase.REST:
-            if record.num_steps >= record.rest_steps:
-                record.enter(_first_trial(step.num_sessions))
+            self._end_rest(record, step.num_sessions)
         elif record.num_steps_alone >= MEASURED_STEPS_ALONE:
             if record.elapsed_s > 0:  # what was in doubt
                 num_alone = min(step.num_sessions, self._max_step_rows)
                 record.alone_s *= self._alone.expected_s(num_alone) / record.judged_with_s
-            if record.speedup < BAD_SPEEDUP:
+            if record.speedup < BAD_SPEEDUP and not record.has_another_try():
                 record.rest()
             else:
                 record.enter(_first_trial(step.num_sessions))
+
+    def _end_rest(self, record: _Record, num_sessions: int) -> None:
+        if record.num_steps >= record.rest_steps:
+            record.enter(_first_trial(num_sessions))
 
     def _observe_with_drafts(self, record: _Record, step: MeasuredStep, expected_forward_s: float) -> None:
         if not record.has_settled:
@@ -274,11 +288,13 @@ class SpeculationTrials:
             record.fade(0.0)  # what nobody had cannot have failed, save where it was waited for
         elif (not is_known or is_too_old) and record.speedup < CLEAR_SPEEDUP:
             record.enter(_Phase.ALONE, keep=1.0)
-        elif is_bad:
+        elif is_bad and not record.has_another_try():
             record.rest()
-        elif record.phase is _Phase.FEW:
+        elif record.phase is _Phase.FEW and not is_bad:
             record.enter(_Phase.ALL)
         else:
+            if not is_bad:
+                record.num_mild_verdicts = 0
             if record.speedup > GOOD_SPEEDUP:
                 record.rest_steps = 0
             record.fade()

@@ -7,6 +7,7 @@ from collections.abc import Hashable
 import pytest
 
 from verifier_service.speculation_trials import (
+    FIRST_REST_STEPS,
     MAX_REST_STEPS,
     MAX_SETTLING_STEPS,
     MAX_STEPS_UNTOLD,
@@ -240,6 +241,20 @@ def test_before_drafts_fail_what_steps_take_without_them_is_measured_anew() -> N
     num_without = sum(load.run(1).speculating() == 0 for _ in range(600))
     assert load.speculating() == 1
     assert num_without < 20
+
+
+def test_drafts_that_begin_a_little_badly_and_then_pay_are_kept() -> None:
+    load = Load(SpeculationTrials(64), 4, tokens_per_round=1.0, step_s_of_all=1.04 * FORWARD_S).run(7 + 14)
+    load.tokens_per_round = 1.5
+    for _ in range(200):
+        assert load.run(1).speculating() == 4
+
+
+def test_a_rest_ends_where_every_step_has_prompts() -> None:
+    load = Load(SpeculationTrials(64), 16, tokens_per_round=1.0, step_s_of_all=2 * FORWARD_S).run(60)
+    assert load.speculating() == 0
+    load.run(FIRST_REST_STEPS + MAX_STEPS_UNTOLD, has_prompts=True)
+    assert load.speculating() > 0
 
 
 def test_a_clock_that_stands_still_tells_nothing() -> None:
