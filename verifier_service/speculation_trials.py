@@ -43,7 +43,7 @@ CLEAR_SPEEDUP = 1.5
 """So great a gain over forwards that ran beside drafters is one over any."""
 KEEP_PER_VERDICT = 0.5
 """What is left of older evidence after a verdict, and where a lone session follows another."""
-FIRST_REST_STEPS, MAX_REST_STEPS = 96, 1536
+FIRST_REST_STEPS, MAX_REST_STEPS = 256, 4096
 MAX_AGE_TO_FAIL, MAX_AGE = 256, 2048
 """Steps until those without drafts are measured anew: before drafts are found to be bad, and otherwise."""
 KNOWN_WITHIN = 1.5

@@ -195,7 +195,7 @@ def test_drafters_that_are_stuck_are_not_waited_for_in_every_visit_to_a_load_ane
     trials = SpeculationTrials(64)
     loads = [Load(trials, num, tokens_per_round=1.0, step_s_of_all=2 * FORWARD_S).run(30) for num in (16, 32)]
     asked: dict[int, list[int]] = {16: [], 32: []}
-    for visit in range(150):
+    for visit in range(400):
         num = loads[visit % 2].num_sessions
         for _ in range(3):
             num_asked = loads[visit % 2].speculating()
