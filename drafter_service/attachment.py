@@ -8,8 +8,8 @@ attachment is of no more use.
 import dataclasses
 from collections.abc import Sequence
 
-from drafter_service.proposers.base import Proposal, common_prefix_length
-from specdec.ids import DraftSequence
+from drafter_service.proposers.base import Proposal
+from specdec.ids import DraftSequence, common_prefix_length
 from specdec.messages import (
     Advance,
     Attached,

@@ -186,9 +186,9 @@ class DraftLoop:
             self._warming = self._device.run(self._warm_on_device, committed[:warm_length])
             self._warming.add_done_callback(lambda _: self._news.set())
             if is_unwanted:
-                unwanted, started_at = self._measured.unwanted_warming, self._clock()
-                unwanted.start()
-                self._warming.add_done_callback(lambda _: unwanted.end(self._clock(), self._clock() - started_at))
+                unwanted = self._measured.unwanted_warming
+                unwanted.start(self._clock())
+                self._warming.add_done_callback(lambda _: unwanted.end(self._clock()))
 
     def _warm_on_device(self, committed: Sequence[int]) -> float:
         started_at = self._clock()

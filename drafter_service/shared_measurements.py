@@ -14,20 +14,21 @@ class UnwantedWarming:
 
     def __init__(self) -> None:
         self._next_at = 0.0
-        self._is_running = False
+        self._started_at: float | None = None
 
     def may_start(self, now: float) -> bool:
         """Whether no chunk is running and the share of the time is not used up."""
-        return not self._is_running and now >= self._next_at
+        return self._started_at is None and now >= self._next_at
 
-    def start(self) -> None:
+    def start(self, now: float) -> None:
         """A chunk begins."""
-        self._is_running = True
+        self._started_at = now
 
-    def end(self, now: float, elapsed_s: float) -> None:
-        """It is done, and took so long."""
-        self._is_running = False
-        self._next_at = now + min(elapsed_s / WARMING_SHARE, MAX_PAUSE_S)
+    def end(self, now: float) -> None:
+        """It is done."""
+        if self._started_at is not None:
+            self._next_at = now + min((now - self._started_at) / WARMING_SHARE, MAX_PAUSE_S)
+            self._started_at = None
 
 
 @dataclasses.dataclass(frozen=True)

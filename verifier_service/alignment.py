@@ -5,10 +5,10 @@ beyond `committed_length` is of use, and only if its head is what was committed 
 """
 
 import dataclasses
-import itertools
 from collections.abc import Mapping, Sequence
 
 from specdec.decoding.draft import DraftTokens, check_draft
+from specdec.ids import common_prefix_length
 from specdec.messages import Draft, DropReason, RefusalReason
 from specdec.params import AcceptanceRule
 
@@ -84,8 +84,7 @@ def num_right_tokens(draft: Draft, committed_token_ids: Sequence[int]) -> int:
     """How many tokens of a draft, from its root on, are committed where it guessed them."""
     decided = committed_token_ids[draft.start_position :]
     if not draft.parent_indices:
-        pairs = zip(draft.draft_token_ids, decided, strict=False)
-        return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return common_prefix_length(draft.draft_token_ids, decided)
     return _follow(draft.draft_token_ids, draft.parent_indices, decided)[1]
 
 

@@ -250,8 +250,7 @@ class SpeculationTrials:
             self._end_rest(record, step.num_sessions)
         elif record.num_steps_alone >= MEASURED_STEPS_ALONE:
             if record.elapsed_s > 0:  # what was in doubt
-                num_alone = min(step.num_sessions, self._max_step_rows)
-                record.alone_s *= self._alone.expected_s(num_alone) / record.judged_with_s
+                record.alone_s *= self._alone.expected_s(self._num_alone(step.num_sessions)) / record.judged_with_s
             if record.speedup < BAD_SPEEDUP and not record.has_another_try():
                 record.rest()
             else:
@@ -271,7 +270,7 @@ class SpeculationTrials:
                 record.num_unsettled_steps += 1
                 return
         is_known = self._is_known_alone(step.num_sessions)
-        num_alone = min(step.num_sessions, self._max_step_rows)
+        num_alone = self._num_alone(step.num_sessions)
         step_alone_s = self._alone.expected_s(num_alone) if is_known else expected_forward_s
         alone_s = step_alone_s * step.num_tokens / num_alone
         record.judged_with_s = step_alone_s
@@ -326,8 +325,12 @@ class SpeculationTrials:
             self._measured_alone.add(step.num_rounds)
             self._alone.observe(step.num_rounds, step.elapsed_s)
 
+    def _num_alone(self, num_sessions: int) -> int:
+        """Sessions that a step without drafts has rows for."""
+        return min(num_sessions, self._max_step_rows)
+
     def _is_known_alone(self, num_sessions: int) -> bool:
-        num_alone = min(num_sessions, self._max_step_rows)
+        num_alone = self._num_alone(num_sessions)
         return any(
             num_alone <= KNOWN_WITHIN * measured and measured <= KNOWN_WITHIN * num_alone
             for measured in self._measured_alone

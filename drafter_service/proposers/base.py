@@ -128,11 +128,3 @@ class Proposer(Protocol):
     def close(self) -> None:
         """Frees the model."""
         ...
-
-
-def common_prefix_length(left: Sequence[int], right: Sequence[int]) -> int:
-    """How many first tokens two sequences share."""
-    limit = min(len(left), len(right))
-    if list(left[:limit]) == list(right[:limit]):  # the usual case, compared in C
-        return limit
-    return next(i for i in range(limit) if left[i] != right[i])

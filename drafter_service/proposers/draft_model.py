@@ -19,11 +19,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from drafter_service.proposers.base import NO_LIMITS, NOTHING, DraftLimits, Proposal, common_prefix_length
+from drafter_service.proposers.base import NO_LIMITS, NOTHING, DraftLimits, Proposal
 from drafter_service.proposers.confidence import AcceptanceByConfidence
 from specdec.decoding.history import TokenHistory
 from specdec.decoding.noise import Noise
 from specdec.decoding.processing import process_with_histories
+from specdec.ids import common_prefix_length
 from specdec.messages import ModelInfo, SparseDistribution
 from specdec.model.loading import LoadedModel
 from specdec.model.runner import Rows

@@ -10,8 +10,7 @@ from typing import Any
 
 import grpc.aio
 
-from drafter_service.proposers.base import common_prefix_length
-from specdec.ids import AttachmentId, Round, SessionId, digest_tokens
+from specdec.ids import AttachmentId, Round, SessionId, common_prefix_length, digest_tokens
 from specdec.messages import (
     Addressed,
     Advance,

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafter_service.proposers.base import common_prefix_length
+from specdec.ids import common_prefix_length
 
 texts = st.lists(st.integers(0, 2), max_size=12)
 
