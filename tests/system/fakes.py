@@ -144,13 +144,12 @@ class FakeVerifier(VerifierServiceServicer):
         if command.spec.num_prompt_logprobs is not None:
             yield PromptLogprobs(1, expected_logprobs(prompt[1:], command.spec.num_prompt_logprobs))
         while len(committed) < end:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.round_s):
-                    event = await session.injected.get()
-                    if isinstance(event, SpecdecError):
-                        raise event
-                    yield event
-                    continue
+            event = await _within(session.injected, self.round_s)
+            if isinstance(event, SpecdecError):
+                raise event
+            if event is not None:
+                yield event  # outside the time limit, which would else cancel whoever sends it on
+                continue
             num_tokens = min(self.tokens_per_round, end - len(committed))
             tokens = tuple(
                 target_token(prompt, len(committed) + index, command.sample_index) for index in range(num_tokens)
@@ -246,6 +245,14 @@ async def served_drafter(drafter: FakeDrafter, listen: str = "127.0.0.1:0") -> A
     server.add(add_DrafterServiceServicer_to_server, drafter, service)
     async with _serving(server) as endpoint:
         yield endpoint
+
+
+async def _within[T](queue: asyncio.Queue[T], seconds: float) -> T | None:
+    """The next of the queue, or None after that time."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            return await queue.get()
+    return None
 
 
 @contextlib.asynccontextmanager
