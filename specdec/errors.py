@@ -126,6 +126,33 @@ class AttachRefusedError(SpecdecError):
     status = "FAILED_PRECONDITION"
 
 
+class NumericsUnavailableError(SpecdecError):
+    """The verifier is lost, none of equal numerics is left, and the request wants no other."""
+
+    reason = "NUMERICS_UNAVAILABLE"
+    status = "UNAVAILABLE"
+
+
+class UnauthenticatedError(SpecdecError):
+    reason = "UNAUTHENTICATED"
+    status = "UNAUTHENTICATED"
+
+
+class PermissionDeniedError(SpecdecError):
+    reason = "PERMISSION_DENIED"
+    status = "PERMISSION_DENIED"
+
+
+class RateLimitedError(SpecdecError):
+    reason = "RATE_LIMITED"
+    status = "RESOURCE_EXHAUSTED"
+
+
+class TooManyStreamsError(SpecdecError):
+    reason = "TOO_MANY_STREAMS"
+    status = "RESOURCE_EXHAUSTED"
+
+
 class NotOfferedError(SpecdecError):
     reason = "NOT_OFFERED"
     status = "UNIMPLEMENTED"

@@ -183,6 +183,7 @@ class GenerationSpec:
     num_logprobs: int | None = None
     num_samples: int = 1
     num_prompt_logprobs: int | None = None
+    same_numerics_only: bool = False
 
     def validated(self) -> "GenerationSpec":
         """Returns self.

@@ -38,6 +38,8 @@ class Finished:
     speculative: SpeculativeStatistics
     text: str
     sample_index: int = 0
+    num_failovers: int = 0
+    numerics_changed: bool = False
 
 
 GenerationEvent = Started | PromptLogprobs | Delta | Finished

@@ -22,6 +22,9 @@ class OpenSession:
     prompt_length: int = 0
     tenant: str = ""
     sample_index: int = 0
+    recorded_token_ids: Sequence[int] = ()
+    """Output beyond `committed_token_ids` that the record has and nobody may have seen; `recorded_epoch` decided it."""
+    recorded_epoch: Epoch = Epoch(0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -449,6 +449,7 @@ class GenerationSpec(_message.Message):
     NUM_LOGPROBS_FIELD_NUMBER: _builtins.int
     NUM_SAMPLES_FIELD_NUMBER: _builtins.int
     NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    SAME_NUMERICS_ONLY_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The target model's name as the verifier was started with. Empty: the only one there is."""
     text: _builtins.str
@@ -459,6 +460,10 @@ class GenerationSpec(_message.Message):
     """Independent samples of one prompt, at most 16, each with its own noise. Absent or 1: one."""
     num_prompt_logprobs: _builtins.int
     """Log-probabilities wanted for each prompt token but the first: the token's own and this many alternatives. Absent: none."""
+    same_numerics_only: _builtins.bool
+    """Where the session's verifier is lost and no other of equal numerics is there: true ends the stream with
+    NUMERICS_UNAVAILABLE, false goes on elsewhere and says so in Finished.
+    """
     @_builtins.property
     def chat(self) -> Global___ChatPrompt:
         """A conversation, rendered with the model's chat template."""
@@ -492,10 +497,11 @@ class GenerationSpec(_message.Message):
         num_logprobs: _builtins.int | None = ...,
         num_samples: _builtins.int | None = ...,
         num_prompt_logprobs: _builtins.int | None = ...,
+        same_numerics_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_num_samples", b"_num_samples", "chat", b"chat", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "num_samples", b"num_samples", "prompt", b"prompt", "sampling", b"sampling", "speculation", b"speculation", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_num_samples", b"_num_samples", "chat", b"chat", "model", b"model", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "num_samples", b"num_samples", "prompt", b"prompt", "sampling", b"sampling", "speculation", b"speculation", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_num_samples", b"_num_samples", "chat", b"chat", "model", b"model", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "num_samples", b"num_samples", "prompt", b"prompt", "same_numerics_only", b"same_numerics_only", "sampling", b"sampling", "speculation", b"speculation", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_logprobs: _TypeAlias = _typing.Literal["num_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_logprobs: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs"]  # noqa: Y015

@@ -70,6 +70,16 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """UNAVAILABLE: a server that this one called cannot be reached."""
     ERROR_REASON_ATTACH_REFUSED: _ErrorReason.ValueType  # 25
     """FAILED_PRECONDITION: the verifier refused the drafter; metadata "refusal" is the name of an AttachRefusal."""
+    ERROR_REASON_NUMERICS_UNAVAILABLE: _ErrorReason.ValueType  # 26
+    """UNAVAILABLE: the verifier is lost, none of equal numerics is left, and the request wants no other."""
+    ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 27
+    """UNAUTHENTICATED: the call brings no credential, or one that is not known, expired or malformed."""
+    ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 28
+    """PERMISSION_DENIED: the caller is known and may not make this call."""
+    ERROR_REASON_RATE_LIMITED: _ErrorReason.ValueType  # 29
+    """RESOURCE_EXHAUSTED: the tenant asks for more than its share; RetryInfo says when to come again."""
+    ERROR_REASON_TOO_MANY_STREAMS: _ErrorReason.ValueType  # 30
+    """RESOURCE_EXHAUSTED: one peer or tenant has as many streams open as it may."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """The catalogue of reasons. An error is a google.rpc.Status whose ErrorInfo has the domain "specdec" and as its reason
@@ -124,4 +134,14 @@ ERROR_REASON_PEER_UNAVAILABLE: ErrorReason.ValueType  # 24
 """UNAVAILABLE: a server that this one called cannot be reached."""
 ERROR_REASON_ATTACH_REFUSED: ErrorReason.ValueType  # 25
 """FAILED_PRECONDITION: the verifier refused the drafter; metadata "refusal" is the name of an AttachRefusal."""
+ERROR_REASON_NUMERICS_UNAVAILABLE: ErrorReason.ValueType  # 26
+"""UNAVAILABLE: the verifier is lost, none of equal numerics is left, and the request wants no other."""
+ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 27
+"""UNAUTHENTICATED: the call brings no credential, or one that is not known, expired or malformed."""
+ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 28
+"""PERMISSION_DENIED: the caller is known and may not make this call."""
+ERROR_REASON_RATE_LIMITED: ErrorReason.ValueType  # 29
+"""RESOURCE_EXHAUSTED: the tenant asks for more than its share; RetryInfo says when to come again."""
+ERROR_REASON_TOO_MANY_STREAMS: ErrorReason.ValueType  # 30
+"""RESOURCE_EXHAUSTED: one peer or tenant has as many streams open as it may."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from specdec.v1 import common_pb2 as specdec_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bspecdec/v1/generation.proto\x12\nspecdec.v1\x1a\x17specdec/v1/common.proto\"O\n\x0fGenerateRequest\x12(\n\x04spec\x18\x01 \x01(\x0b\x32\x1a.specdec.v1.GenerationSpec\x12\x12\n\nsession_id\x18\x02 \x01(\t\">\n\x10GenerateResponse\x12*\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x1b.specdec.v1.GenerationEvent\"i\n\rResumeRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x1a\n\x12received_token_ids\x18\x02 \x03(\x05\x12(\n\x04spec\x18\x03 \x01(\x0b\x32\x1a.specdec.v1.GenerationSpec\"<\n\x0eResumeResponse\x12*\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x1b.specdec.v1.GenerationEvent\"#\n\rCancelRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\x1f\n\x0e\x43\x61ncelResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"#\n!GenerationServiceGetStatusRequest\"u\n\"GenerationServiceGetStatusResponse\x12(\n\x06status\x18\x01 \x01(\x0b\x32\x18.specdec.v1.ServerStatus\x12%\n\x06models\x18\x02 \x03(\x0b\x32\x15.specdec.v1.ModelInfo\"\xc7\x01\n\x0fGenerationEvent\x12&\n\x07started\x18\x01 \x01(\x0b\x32\x13.specdec.v1.StartedH\x00\x12\"\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x11.specdec.v1.DeltaH\x00\x12(\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x14.specdec.v1.FinishedH\x00\x12\x35\n\x0fprompt_logprobs\x18\x04 \x01(\x0b\x32\x1a.specdec.v1.PromptLogprobsH\x00\x42\x07\n\x05\x65vent\"\xc4\x01\n\x07Started\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x03\x12\x33\n\x0f\x61\x63\x63\x65ptance_rule\x18\x04 \x01(\x0e\x32\x1a.specdec.v1.AcceptanceRule\x12\x19\n\x11num_prompt_tokens\x18\x05 \x01(\x05\x12\x1c\n\x14numerics_fingerprint\x18\x06 \x01(\t\x12\x1a\n\x12sample_session_ids\x18\x07 \x03(\t\"\xc1\x01\n\x05\x44\x65lta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x10\n\x08position\x18\x03 \x01(\x03\x12.\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1c.specdec.v1.PositionLogprobs\x12*\n\x05round\x18\x05 \x01(\x0b\x32\x1b.specdec.v1.RoundStatistics\x12\x13\n\x0btoken_texts\x18\x06 \x03(\t\x12\x14\n\x0csample_index\x18\x07 \x01(\x05\"\xb2\x01\n\x08\x46inished\x12(\n\x06reason\x18\x01 \x01(\x0e\x32\x18.specdec.v1.FinishReason\x12 \n\x05usage\x18\x02 \x01(\x0b\x32\x11.specdec.v1.Usage\x12\x36\n\x0bspeculative\x18\x03 \x01(\x0b\x32!.specdec.v1.SpeculativeStatistics\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x14\n\x0csample_index\x18\x05 \x01(\x05\x32\xcc\x02\n\x11GenerationService\x12G\n\x08Generate\x12\x1b.specdec.v1.GenerateRequest\x1a\x1c.specdec.v1.GenerateResponse0\x01\x12\x41\n\x06Resume\x12\x19.specdec.v1.ResumeRequest\x1a\x1a.specdec.v1.ResumeResponse0\x01\x12?\n\x06\x43\x61ncel\x12\x19.specdec.v1.CancelRequest\x1a\x1a.specdec.v1.CancelResponse\x12j\n\tGetStatus\x12-.specdec.v1.GenerationServiceGetStatusRequest\x1a..specdec.v1.GenerationServiceGetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bspecdec/v1/generation.proto\x12\nspecdec.v1\x1a\x17specdec/v1/common.proto\"O\n\x0fGenerateRequest\x12(\n\x04spec\x18\x01 \x01(\x0b\x32\x1a.specdec.v1.GenerationSpec\x12\x12\n\nsession_id\x18\x02 \x01(\t\"O\n\x10GenerateResponse\x12*\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x1b.specdec.v1.GenerationEvent\x12\x0f\n\x07padding\x18\x02 \x01(\x0c\"i\n\rResumeRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x1a\n\x12received_token_ids\x18\x02 \x03(\x05\x12(\n\x04spec\x18\x03 \x01(\x0b\x32\x1a.specdec.v1.GenerationSpec\"M\n\x0eResumeResponse\x12*\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x1b.specdec.v1.GenerationEvent\x12\x0f\n\x07padding\x18\x02 \x01(\x0c\"#\n\rCancelRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\x1f\n\x0e\x43\x61ncelResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"#\n!GenerationServiceGetStatusRequest\"u\n\"GenerationServiceGetStatusResponse\x12(\n\x06status\x18\x01 \x01(\x0b\x32\x18.specdec.v1.ServerStatus\x12%\n\x06models\x18\x02 \x03(\x0b\x32\x15.specdec.v1.ModelInfo\"\xc7\x01\n\x0fGenerationEvent\x12&\n\x07started\x18\x01 \x01(\x0b\x32\x13.specdec.v1.StartedH\x00\x12\"\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x11.specdec.v1.DeltaH\x00\x12(\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x14.specdec.v1.FinishedH\x00\x12\x35\n\x0fprompt_logprobs\x18\x04 \x01(\x0b\x32\x1a.specdec.v1.PromptLogprobsH\x00\x42\x07\n\x05\x65vent\"\xc4\x01\n\x07Started\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x03\x12\x33\n\x0f\x61\x63\x63\x65ptance_rule\x18\x04 \x01(\x0e\x32\x1a.specdec.v1.AcceptanceRule\x12\x19\n\x11num_prompt_tokens\x18\x05 \x01(\x05\x12\x1c\n\x14numerics_fingerprint\x18\x06 \x01(\t\x12\x1a\n\x12sample_session_ids\x18\x07 \x03(\t\"\xc1\x01\n\x05\x44\x65lta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x10\n\x08position\x18\x03 \x01(\x03\x12.\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1c.specdec.v1.PositionLogprobs\x12*\n\x05round\x18\x05 \x01(\x0b\x32\x1b.specdec.v1.RoundStatistics\x12\x13\n\x0btoken_texts\x18\x06 \x03(\t\x12\x14\n\x0csample_index\x18\x07 \x01(\x05\"\xe3\x01\n\x08\x46inished\x12(\n\x06reason\x18\x01 \x01(\x0e\x32\x18.specdec.v1.FinishReason\x12 \n\x05usage\x18\x02 \x01(\x0b\x32\x11.specdec.v1.Usage\x12\x36\n\x0bspeculative\x18\x03 \x01(\x0b\x32!.specdec.v1.SpeculativeStatistics\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x14\n\x0csample_index\x18\x05 \x01(\x05\x12\x15\n\rnum_failovers\x18\x06 \x01(\x05\x12\x18\n\x10numerics_changed\x18\x07 \x01(\x08\x32\xcc\x02\n\x11GenerationService\x12G\n\x08Generate\x12\x1b.specdec.v1.GenerateRequest\x1a\x1c.specdec.v1.GenerateResponse0\x01\x12\x41\n\x06Resume\x12\x19.specdec.v1.ResumeRequest\x1a\x1a.specdec.v1.ResumeResponse0\x01\x12?\n\x06\x43\x61ncel\x12\x19.specdec.v1.CancelRequest\x1a\x1a.specdec.v1.CancelResponse\x12j\n\tGetStatus\x12-.specdec.v1.GenerationServiceGetStatusRequest\x1a..specdec.v1.GenerationServiceGetStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,27 +35,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATEREQUEST']._serialized_start=68
   _globals['_GENERATEREQUEST']._serialized_end=147
   _globals['_GENERATERESPONSE']._serialized_start=149
-  _globals['_GENERATERESPONSE']._serialized_end=211
-  _globals['_RESUMEREQUEST']._serialized_start=213
-  _globals['_RESUMEREQUEST']._serialized_end=318
-  _globals['_RESUMERESPONSE']._serialized_start=320
-  _globals['_RESUMERESPONSE']._serialized_end=380
-  _globals['_CANCELREQUEST']._serialized_start=382
-  _globals['_CANCELREQUEST']._serialized_end=417
-  _globals['_CANCELRESPONSE']._serialized_start=419
-  _globals['_CANCELRESPONSE']._serialized_end=450
-  _globals['_GENERATIONSERVICEGETSTATUSREQUEST']._serialized_start=452
-  _globals['_GENERATIONSERVICEGETSTATUSREQUEST']._serialized_end=487
-  _globals['_GENERATIONSERVICEGETSTATUSRESPONSE']._serialized_start=489
-  _globals['_GENERATIONSERVICEGETSTATUSRESPONSE']._serialized_end=606
-  _globals['_GENERATIONEVENT']._serialized_start=609
-  _globals['_GENERATIONEVENT']._serialized_end=808
-  _globals['_STARTED']._serialized_start=811
-  _globals['_STARTED']._serialized_end=1007
-  _globals['_DELTA']._serialized_start=1010
-  _globals['_DELTA']._serialized_end=1203
-  _globals['_FINISHED']._serialized_start=1206
-  _globals['_FINISHED']._serialized_end=1384
-  _globals['_GENERATIONSERVICE']._serialized_start=1387
-  _globals['_GENERATIONSERVICE']._serialized_end=1719
+  _globals['_GENERATERESPONSE']._serialized_end=228
+  _globals['_RESUMEREQUEST']._serialized_start=230
+  _globals['_RESUMEREQUEST']._serialized_end=335
+  _globals['_RESUMERESPONSE']._serialized_start=337
+  _globals['_RESUMERESPONSE']._serialized_end=414
+  _globals['_CANCELREQUEST']._serialized_start=416
+  _globals['_CANCELREQUEST']._serialized_end=451
+  _globals['_CANCELRESPONSE']._serialized_start=453
+  _globals['_CANCELRESPONSE']._serialized_end=484
+  _globals['_GENERATIONSERVICEGETSTATUSREQUEST']._serialized_start=486
+  _globals['_GENERATIONSERVICEGETSTATUSREQUEST']._serialized_end=521
+  _globals['_GENERATIONSERVICEGETSTATUSRESPONSE']._serialized_start=523
+  _globals['_GENERATIONSERVICEGETSTATUSRESPONSE']._serialized_end=640
+  _globals['_GENERATIONEVENT']._serialized_start=643
+  _globals['_GENERATIONEVENT']._serialized_end=842
+  _globals['_STARTED']._serialized_start=845
+  _globals['_STARTED']._serialized_end=1041
+  _globals['_DELTA']._serialized_start=1044
+  _globals['_DELTA']._serialized_end=1237
+  _globals['_FINISHED']._serialized_start=1240
+  _globals['_FINISHED']._serialized_end=1467
+  _globals['_GENERATIONSERVICE']._serialized_start=1470
+  _globals['_GENERATIONSERVICE']._serialized_end=1802
 # @@protoc_insertion_point(module_scope)

@@ -54,6 +54,9 @@ class GenerateResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     EVENT_FIELD_NUMBER: _builtins.int
+    PADDING_FIELD_NUMBER: _builtins.int
+    padding: _builtins.bytes
+    """Means nothing: makes frames of different content equally long, where the server was told to."""
     @_builtins.property
     def event(self) -> Global___GenerationEvent:
         """What happened."""
@@ -62,10 +65,11 @@ class GenerateResponse(_message.Message):
         self,
         *,
         event: Global___GenerationEvent | None = ...,
+        padding: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "padding", b"padding"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -112,6 +116,9 @@ class ResumeResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     EVENT_FIELD_NUMBER: _builtins.int
+    PADDING_FIELD_NUMBER: _builtins.int
+    padding: _builtins.bytes
+    """Means nothing, as in GenerateResponse."""
     @_builtins.property
     def event(self) -> Global___GenerationEvent:
         """What happened."""
@@ -120,10 +127,11 @@ class ResumeResponse(_message.Message):
         self,
         *,
         event: Global___GenerationEvent | None = ...,
+        padding: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "padding", b"padding"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -379,12 +387,18 @@ class Finished(_message.Message):
     SPECULATIVE_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     SAMPLE_INDEX_FIELD_NUMBER: _builtins.int
+    NUM_FAILOVERS_FIELD_NUMBER: _builtins.int
+    NUMERICS_CHANGED_FIELD_NUMBER: _builtins.int
     reason: _common_pb2.FinishReason.ValueType
     """Why."""
     text: _builtins.str
     """Text that was held back and is certain now."""
     sample_index: _builtins.int
     """Which sample, from 0."""
+    num_failovers: _builtins.int
+    """How often the session went on at another verifier since this stream began."""
+    numerics_changed: _builtins.bool
+    """Verifiers of different numerics fingerprints decided this output: it may differ from what one alone would have decided."""
     @_builtins.property
     def usage(self) -> _common_pb2.Usage:
         """Tokens delivered."""
@@ -401,10 +415,12 @@ class Finished(_message.Message):
         speculative: _common_pb2.SpeculativeStatistics | None = ...,
         text: _builtins.str = ...,
         sample_index: _builtins.int = ...,
+        num_failovers: _builtins.int = ...,
+        numerics_changed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["speculative", b"speculative", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "sample_index", b"sample_index", "speculative", b"speculative", "text", b"text", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_failovers", b"num_failovers", "numerics_changed", b"numerics_changed", "reason", b"reason", "sample_index", b"sample_index", "speculative", b"speculative", "text", b"text", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

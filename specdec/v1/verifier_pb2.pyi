@@ -316,6 +316,8 @@ class OpenSessionRequest(_message.Message):
     PROMPT_LENGTH_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     SAMPLE_INDEX_FIELD_NUMBER: _builtins.int
+    RECORDED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    RECORDED_EPOCH_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """The session."""
     epoch: _builtins.int
@@ -328,6 +330,8 @@ class OpenSessionRequest(_message.Message):
     """Whom the session is for: service is shared fairly between tenants, and cached prompts are shared within one alone."""
     sample_index: _builtins.int
     """Which of the prompt's samples this is, from 0: part of the noise's key."""
+    recorded_epoch: _builtins.int
+    """The epoch that decided recorded_token_ids. 0 where there are none."""
     @_builtins.property
     def spec(self) -> _common_pb2.GenerationSpec:
         """Prompt and parameters, with the seed set."""
@@ -335,6 +339,12 @@ class OpenSessionRequest(_message.Message):
     @_builtins.property
     def committed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Prompt and output tokens that are committed already. Empty for a new session."""
+
+    @_builtins.property
+    def recorded_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Output tokens that the session's record has beyond committed_token_ids, which nobody may have seen yet. The verifier
+        goes on from them, or from its own kept tokens: those of the higher epoch, then the longer ones.
+        """
 
     def __init__(
         self,
@@ -347,10 +357,12 @@ class OpenSessionRequest(_message.Message):
         prompt_length: _builtins.int = ...,
         tenant: _builtins.str = ...,
         sample_index: _builtins.int = ...,
+        recorded_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        recorded_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_token_ids", b"committed_token_ids", "epoch", b"epoch", "owner_nonce", b"owner_nonce", "prompt_length", b"prompt_length", "sample_index", b"sample_index", "session_id", b"session_id", "spec", b"spec", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_token_ids", b"committed_token_ids", "epoch", b"epoch", "owner_nonce", b"owner_nonce", "prompt_length", b"prompt_length", "recorded_epoch", b"recorded_epoch", "recorded_token_ids", b"recorded_token_ids", "sample_index", b"sample_index", "session_id", b"session_id", "spec", b"spec", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -363,6 +375,9 @@ class OpenSessionResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     EVENT_FIELD_NUMBER: _builtins.int
+    PADDING_FIELD_NUMBER: _builtins.int
+    padding: _builtins.bytes
+    """Means nothing: makes frames of different content equally long, where the server was told to."""
     @_builtins.property
     def event(self) -> Global___SessionEvent:
         """What happened."""
@@ -371,10 +386,11 @@ class OpenSessionResponse(_message.Message):
         self,
         *,
         event: Global___SessionEvent | None = ...,
+        padding: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "padding", b"padding"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -472,7 +488,9 @@ class Opened(_message.Message):
 
     @_builtins.property
     def kept_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Output tokens that the verifier had kept from an earlier epoch beyond those committed in the request."""
+        """Output tokens from an earlier epoch beyond those committed in the request, kept by the verifier or recorded. They are
+        committed; their text comes with the next Commit or SessionFinished.
+        """
 
     @_builtins.property
     def numerics(self) -> _common_pb2.Numerics:
@@ -685,10 +703,13 @@ class VerifyRequest(_message.Message):
     ATTACH_FIELD_NUMBER: _builtins.int
     DRAFT_FIELD_NUMBER: _builtins.int
     DETACH_FIELD_NUMBER: _builtins.int
+    PADDING_FIELD_NUMBER: _builtins.int
     attachment_id: _builtins.int
     """The attachment that this message speaks of. Ids are given by the orchestrator and increase within a session."""
     session_id: _builtins.str
     """The session, on every message, since attachment ids are counted per session."""
+    padding: _builtins.bytes
+    """Means nothing: makes messages of different content equally long, where the drafter was told to."""
     @_builtins.property
     def attach(self) -> Global___Attach:
         """Joins a session."""
@@ -709,10 +730,11 @@ class VerifyRequest(_message.Message):
         attach: Global___Attach | None = ...,
         draft: Global___Draft | None = ...,
         detach: Global___Detach | None = ...,
+        padding: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "detach", b"detach", "draft", b"draft", "message", b"message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "attachment_id", b"attachment_id", "detach", b"detach", "draft", b"draft", "message", b"message", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "attachment_id", b"attachment_id", "detach", b"detach", "draft", b"draft", "message", b"message", "padding", b"padding", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["attach", "draft", "detach"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
@@ -737,10 +759,13 @@ class VerifyResponse(_message.Message):
     BUDGET_UPDATE_FIELD_NUMBER: _builtins.int
     DETACHED_FIELD_NUMBER: _builtins.int
     HIDDEN_STATE_CHUNK_FIELD_NUMBER: _builtins.int
+    PADDING_FIELD_NUMBER: _builtins.int
     attachment_id: _builtins.int
     """The attachment that this message speaks of."""
     session_id: _builtins.str
     """The session."""
+    padding: _builtins.bytes
+    """Means nothing: makes messages of different content equally long, where the verifier was told to."""
     @_builtins.property
     def attached(self) -> Global___Attached:
         """Answer to Attach."""
@@ -791,10 +816,11 @@ class VerifyResponse(_message.Message):
         budget_update: Global___BudgetUpdate | None = ...,
         detached: Global___Detached | None = ...,
         hidden_state_chunk: Global___HiddenStateChunk | None = ...,
+        padding: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["advance", b"advance", "attach_refused", b"attach_refused", "attached", b"attached", "budget_update", b"budget_update", "detached", b"detached", "dropped", b"dropped", "hidden_state_chunk", b"hidden_state_chunk", "message", b"message", "refused", b"refused", "verdict", b"verdict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["advance", b"advance", "attach_refused", b"attach_refused", "attached", b"attached", "attachment_id", b"attachment_id", "budget_update", b"budget_update", "detached", b"detached", "dropped", b"dropped", "hidden_state_chunk", b"hidden_state_chunk", "message", b"message", "refused", b"refused", "session_id", b"session_id", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advance", b"advance", "attach_refused", b"attach_refused", "attached", b"attached", "attachment_id", b"attachment_id", "budget_update", b"budget_update", "detached", b"detached", "dropped", b"dropped", "hidden_state_chunk", b"hidden_state_chunk", "message", b"message", "padding", b"padding", "refused", b"refused", "session_id", b"session_id", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["attached", "attach_refused", "verdict", "advance", "dropped", "refused", "budget_update", "detached", "hidden_state_chunk"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015

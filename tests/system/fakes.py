@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc.aio
 
@@ -45,6 +45,7 @@ from specdec.wire.convert import (
 from specdec.wire.server import GrpcServer
 
 Context = grpc.aio.ServicerContext[Any, Any]
+Item = TypeVar("Item")
 SECRET = b"s" * 32
 VOCABULARY_SIZE = 1000
 DEFAULT_MAX_NEW_TOKENS = 24
@@ -247,7 +248,7 @@ async def served_drafter(drafter: FakeDrafter, listen: str = "127.0.0.1:0") -> A
         yield endpoint
 
 
-async def _within[T](queue: asyncio.Queue[T], seconds: float) -> T | None:
+async def _within(queue: asyncio.Queue[Item], seconds: float) -> Item | None:
     """The next of the queue, or None after that time."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):

@@ -64,6 +64,8 @@ def generation_event_to_pb(event: GenerationEvent) -> generation_pb2.GenerationE
                     speculative=speculative_statistics_to_pb(event.speculative),
                     text=event.text,
                     sample_index=event.sample_index,
+                    num_failovers=event.num_failovers,
+                    numerics_changed=event.numerics_changed,
                 )
             )
         case _:
@@ -104,6 +106,8 @@ def generation_event_from_pb(message: generation_pb2.GenerationEvent) -> Generat
                 speculative=speculative_statistics_from_pb(finished.speculative),
                 text=finished.text,
                 sample_index=natural_from_pb(finished.sample_index, "sample_index"),
+                num_failovers=natural_from_pb(finished.num_failovers, "num_failovers"),
+                numerics_changed=finished.numerics_changed,
             )
         case _:
             raise MalformedRequestError("a generation event without an event", field="event")

@@ -113,6 +113,7 @@ def generation_spec_to_pb(spec: GenerationSpec) -> pb.GenerationSpec:
         num_logprobs=spec.num_logprobs,
         num_samples=spec.num_samples,
         num_prompt_logprobs=spec.num_prompt_logprobs,
+        same_numerics_only=spec.same_numerics_only,
     )
     if isinstance(spec.prompt, str):
         message.text = spec.prompt
@@ -156,4 +157,5 @@ def generation_spec_from_pb(message: pb.GenerationSpec) -> GenerationSpec:
         num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
         num_samples=message.num_samples if message.HasField("num_samples") else 1,
         num_prompt_logprobs=message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None,
+        same_numerics_only=message.same_numerics_only,
     )

@@ -56,6 +56,8 @@ def open_session_to_pb(request: OpenSession) -> pb.OpenSessionRequest:
         prompt_length=request.prompt_length,
         tenant=request.tenant,
         sample_index=request.sample_index,
+        recorded_token_ids=request.recorded_token_ids,
+        recorded_epoch=request.recorded_epoch,
     )
 
 
@@ -73,6 +75,8 @@ def open_session_from_pb(message: pb.OpenSessionRequest) -> OpenSession:
         prompt_length=message.prompt_length,
         tenant=validate_tenant(message.tenant),
         sample_index=natural_from_pb(message.sample_index, "sample_index", high=MAX_SAMPLES - 1),
+        recorded_token_ids=tuple(message.recorded_token_ids),
+        recorded_epoch=Epoch(natural_from_pb(message.recorded_epoch, "recorded_epoch")),
     )
 
 
