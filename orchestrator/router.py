@@ -14,10 +14,12 @@ def choose_verifier(
     *,
     excluded: Collection[str] = (),
     num_own_sessions: Mapping[str, int] | None = None,
+    numerics_fingerprint: str | None = None,
 ) -> EndpointView:
     """The least loaded verifier of a model that takes sessions; the first by name among equals.
 
-    Load is what the verifier said last, or what this orchestrator has there now where that is more.
+    Load is what the verifier said last, or what this orchestrator has there now where that is more. With a numerics
+    fingerprint only verifiers of the same will do: the session goes on there bit for bit.
 
     Raises:
         UnknownModelError: verifiers are known, and none holds the model.
@@ -34,7 +36,10 @@ def choose_verifier(
     fit = [
         view
         for view in verifiers
-        if view.takes_sessions and view.endpoint not in excluded and model in ("", _model_of(view))
+        if view.takes_sessions
+        and view.endpoint not in excluded
+        and model in ("", _model_of(view))
+        and numerics_fingerprint in (None, _numerics_of(view))
     ]
     if not fit:
         raise NoVerifierError("no verifier can take the session now", retry_after_s=_RETRY_AFTER_S)
@@ -64,6 +69,11 @@ def choose_drafter(
 
 def _model_of(view: EndpointView) -> str:
     return view.status.model.name if view.status is not None and view.status.model is not None else ""
+
+
+def _numerics_of(view: EndpointView) -> str | None:
+    numerics = view.status.model.numerics if view.status is not None and view.status.model is not None else None
+    return numerics.fingerprint if numerics is not None else None
 
 
 def _load(view: EndpointView, num_own_sessions: Mapping[str, int]) -> int:

@@ -8,13 +8,20 @@ import pytest
 from orchestrator.endpoints import EndpointView, Role
 from orchestrator.router import choose_drafter, choose_verifier
 from specdec.errors import InvalidParameterError, NoVerifierError, UnknownModelError
-from specdec.messages import Load, ModelInfo, ServerStatus
+from specdec.messages import Load, ModelInfo, Numerics, ServerStatus
 
 
 def view(
-    endpoint: str, model: str = "m", *, load: int = 0, role: Role = Role.VERIFIER, fingerprint: str = "f"
+    endpoint: str,
+    model: str = "m",
+    *,
+    load: int = 0,
+    role: Role = Role.VERIFIER,
+    fingerprint: str = "f",
+    numerics: str | None = None,
 ) -> EndpointView:
-    info = ModelInfo(model, 100, 512, fingerprint) if model else None
+    own = Numerics(numerics, "", "", "", "", "", "", "") if numerics is not None else None
+    info = ModelInfo(model, 100, 512, fingerprint, own) if model else None
     status = ServerStatus(True, False, "0", 1, model=info, load=Load(num_active_sessions=load))
     return EndpointView(endpoint, role, healthy=True, status=status)
 
@@ -57,6 +64,19 @@ def test_without_a_name_the_only_model_is_meant_and_among_several_none() -> None
     assert choose_verifier([view("a:1")], "").endpoint == "a:1"
     with pytest.raises(InvalidParameterError):
         choose_verifier([view("a:1", "one"), view("b:1", "two")], "")
+
+
+def test_a_session_that_goes_on_bit_for_bit_goes_to_equal_numerics_alone() -> None:
+    views = [
+        view("a:1", numerics="n1"),
+        view("b:1", load=9, numerics="n2"),
+        view("c:1", load=7, numerics="n2"),
+        view("d:1"),
+    ]
+    assert choose_verifier(views, "m", numerics_fingerprint="n2") == views[2]
+    assert choose_verifier(views, "m", numerics_fingerprint="n2", excluded={"c:1"}) == views[1]
+    with pytest.raises(NoVerifierError):
+        choose_verifier(views, "m", numerics_fingerprint="n3")
 
 
 def test_no_verifier_at_all_is_told_as_such() -> None:
