@@ -4,6 +4,7 @@ Every error of the domain carries an ErrorInfo with the domain "specdec". What i
 ours: the caller is told INTERNAL and not a word more, the log has the traceback.
 """
 
+import asyncio
 import contextlib
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -42,7 +43,7 @@ _log = structlog.get_logger(__name__)
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Turns what a handler raises into a status. Cancellation and the handler's own aborts pass through."""
+    """Turns what a handler raises into a status. The call's own cancellation and the handler's aborts pass through."""
 
     async def intercept_service(
         self, continuation: _Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -65,7 +66,7 @@ def _guarded(handler: _Handler, method: str) -> _Handler:
     async def call(request: Any, context: Context) -> Any:
         try:
             return await behaviour(parsed(request), context)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             await _abort(error, context, method)
 
     async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
@@ -74,7 +75,7 @@ def _guarded(handler: _Handler, method: str) -> _Handler:
             async with contextlib.aclosing(behaviour(parsed(request), context)) as responses:
                 async for response in responses:
                     yield response
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             await _abort(error, context, method)
 
     # A handler that streams by context.write is a coroutine function like one that returns its only response.
@@ -100,8 +101,8 @@ async def _parsed_stream(requests: AsyncIterator[bytes], parse: Callable[[bytes]
         yield _parsed(request, parse)
 
 
-async def _abort(error: Exception, context: Context, method: str) -> None:
-    if isinstance(error, grpc.aio.AbortError):
+async def _abort(error: Exception | asyncio.CancelledError, context: Context, method: str) -> None:
+    if isinstance(error, grpc.aio.AbortError) or (isinstance(error, asyncio.CancelledError) and _is_being_cancelled()):
         raise error
     known = _as_known(error)
     if known is None:
@@ -113,7 +114,14 @@ async def _abort(error: Exception, context: Context, method: str) -> None:
     await context.abort(status.code, status.details, status.trailing_metadata)
 
 
-def _as_known(error: Exception) -> SpecdecError | None:
+def _is_being_cancelled() -> bool:
+    """Whether the call itself is. Of a cancellation that leaked from a task which the handler awaited, gRPC would tell
+    the caller nothing, and let it wait."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+def _as_known(error: Exception | asyncio.CancelledError) -> SpecdecError | None:
     match error:
         case SpecdecError():
             return error

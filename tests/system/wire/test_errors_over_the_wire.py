@@ -41,7 +41,7 @@ class Scripted(VerifierServiceServicer):
     """Does what the test says, in each shape of call."""
 
     def __init__(self) -> None:
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
         self.on_open: Callable[[], AsyncIterator[pb.OpenSessionResponse]] | None = None
 
     def _fail(self) -> None:
@@ -129,6 +129,14 @@ async def test_an_unknown_exception_arrives_as_internal_without_its_text(call: A
     assert raised.value.code() is grpc.StatusCode.INTERNAL
     assert "must not read" not in repr(raised.value) + repr(raised.value.trailing_metadata())
     assert error_from_rpc(raised.value).reason == "INTERNAL"
+
+
+@SHAPES
+async def test_a_cancellation_that_is_not_the_calls_own_arrives_as_internal(call: Any) -> None:
+    servicer = Scripted()
+    servicer.failure = asyncio.CancelledError()
+    async with serving(servicer) as channel:
+        assert (await told(call, channel)).reason == "INTERNAL"
 
 
 @SHAPES
