@@ -75,6 +75,14 @@ class AcquireReply:
 
 
 @dataclasses.dataclass(frozen=True)
+class BumpReply:
+    """`epoch` is the new one with OK, else the record's, 0 where there is none."""
+
+    status: WriteStatus
+    epoch: Epoch
+
+
+@dataclasses.dataclass(frozen=True)
 class StoreSettings:
     url: str
     lease_s: float = 10.0
@@ -113,7 +121,7 @@ class SessionStore:
         prelude = (lua / "_prelude.lua").read_text()
         self._scripts = {
             name: self._redis.register_script(prelude + (lua / f"{name}.lua").read_text())
-            for name in ("acquire", "renew", "release", "commit", "restore", "cancel", "read")
+            for name in ("acquire", "bump", "renew", "release", "commit", "restore", "cancel", "read")
         }
         self._commits: CallBatches[Sequence[str | bytes], Any] = CallBatches(self._send_commits)
 
@@ -140,6 +148,26 @@ class SessionStore:
             request_id,
         )
         return AcquireReply(AcquireStatus(status.decode()), Epoch(int(epoch)), int(remaining_ms) / 1000)
+
+    async def bump(self, lease: Lease, *, epoch_floor: int = 0, request_id: str | None = None) -> BumpReply:
+        """The same owner goes on under a new epoch, max(record's, epoch_floor) + 1, with its rounds counted from 0.
+
+        Fences what still runs under the old one and renews the lease. OK, FENCED or LOST. After LOST a `restore` under
+        a higher epoch does the same.
+        """
+        status, epoch, _ = await self._run(
+            "bump",
+            lease.session_id,
+            [
+                str(lease.epoch),
+                lease.owner_nonce.hex(),
+                str(epoch_floor),
+                _milliseconds(self.settings.lease_s),
+                _milliseconds(self.settings.session_ttl_s),
+            ],
+            request_id,
+        )
+        return BumpReply(WriteStatus(status.decode()), Epoch(int(epoch)))
 
     async def renew(self, lease: Lease, *, request_id: str | None = None) -> WriteStatus:
         """Prolongs the lease and the record's life. OK, FENCED or LOST."""

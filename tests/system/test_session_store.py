@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from orchestrator.embedded_store import EmbeddedStore
 from orchestrator.record import RecordState
-from orchestrator.session_store import AcquireStatus, Lease, SessionStore, StoreSettings, WriteStatus
+from orchestrator.session_store import AcquireStatus, BumpReply, Lease, SessionStore, StoreSettings, WriteStatus
 from specdec.config import OrchestratorSettings
 from specdec.errors import StoreUnavailableError
 from specdec.ids import Epoch, SessionId, digest_tokens
@@ -316,6 +316,52 @@ async def test_rounds_begin_again_after_an_acquire(store: SessionStore) -> None:
     assert await store.commit(second, make_round(1, [*PROMPT, 8], [9])) is WriteStatus.OK
     assert await store.commit(second, make_round(1, [*PROMPT, 8], [9])) is WriteStatus.DUPLICATE
     assert await store.commit(second, make_round(1, PROMPT, [8])) is WriteStatus.CONFLICT
+
+
+async def test_a_bump_raises_the_epoch_keeps_the_owner_and_counts_rounds_from_zero(store: SessionStore) -> None:
+    old = await opened(store)
+    assert await store.commit(old, make_round(1, PROMPT, [8])) is WriteStatus.OK
+    assert await store.bump(old) == BumpReply(WriteStatus.OK, Epoch(2))
+    new = dataclasses.replace(old, epoch=Epoch(2))
+    record = await store.read(S)
+    assert record is not None
+    assert (record.epoch, record.owner_nonce, record.round) == (2, old.owner_nonce, 0)
+    assert (record.state, record.token_ids) == (RecordState.OPEN, (*PROMPT, 8))
+    assert await store.commit(old, make_round(2, [*PROMPT, 8], [9])) is WriteStatus.FENCED
+    assert await store.restore(make_checkpoint(old)) is WriteStatus.FENCED
+    assert await store.commit(new, make_round(1, [*PROMPT, 8], [9])) is WriteStatus.OK
+    assert await store.commit(new, make_round(1, [*PROMPT, 8], [9])) is WriteStatus.DUPLICATE
+    assert await store.bump(new, epoch_floor=40) == BumpReply(WriteStatus.OK, Epoch(41))
+
+
+async def test_a_bump_that_is_sent_twice_is_one_bump(store: SessionStore) -> None:
+    lease = await opened(store)
+    first = await store.bump(lease, request_id="b")
+    assert await store.bump(lease, request_id="b") == first
+    assert await store.bump(lease) == BumpReply(WriteStatus.FENCED, first.epoch)
+
+
+async def test_a_bump_of_another_owner_is_fenced_and_one_of_a_forgotten_record_is_lost(store: SessionStore) -> None:
+    lease = await opened(store)
+    assert await store.bump(dataclasses.replace(lease, owner_nonce=new_nonce())) == BumpReply(
+        WriteStatus.FENCED, Epoch(1)
+    )
+    assert await store.bump(dataclasses.replace(lease, epoch=Epoch(9))) == BumpReply(WriteStatus.LOST, Epoch(1))
+    gone = Lease(SessionId("gone"), Epoch(3), new_nonce())
+    assert await store.bump(gone) == BumpReply(WriteStatus.LOST, Epoch(0))
+    # What the owner then does: the checkpoint under its next epoch is the bump.
+    assert await store.restore(make_checkpoint(dataclasses.replace(gone, epoch=Epoch(4)))) is WriteStatus.OK
+    assert await store.commit(gone, make_round(1, PROMPT, [8])) is WriteStatus.FENCED
+
+
+async def test_a_bump_renews_the_lease(server: EmbeddedStore) -> None:
+    async with SessionStore(StoreSettings(server.url, lease_s=SHORT_LEASE_S)) as short:
+        lease = await opened(short)
+    async with SessionStore(StoreSettings(server.url)) as store:
+        assert (await store.bump(lease)).status is WriteStatus.OK
+        reply = await store.acquire(S, new_nonce())
+        assert reply.status is AcquireStatus.HELD
+        assert reply.lease_remaining_s > SHORT_LEASE_S
 
 
 async def test_rounds_before_a_restore_are_compared_by_their_tokens(store: SessionStore) -> None:

@@ -1,0 +1,17 @@
+-- The same owner goes on under a higher epoch, at another verifier: whoever still acts under the old one is fenced.
+-- ARGV: request id, epoch, nonce, epoch floor, lease_ms, ttl_ms. Answers OK with the new epoch, FENCED or LOST with the
+-- record's.
+local epoch, nonce, epoch_floor, lease_ms, ttl_ms =
+  tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
+
+local denied, record_epoch = not_owner(epoch, nonce)
+if denied then
+  return answer(denied, record_epoch)
+end
+epoch = math.max(record_epoch, epoch_floor) + 1
+redis.call('DEL', rounds_key)
+redis.call('HSET', record_key,
+  'epoch', whole(epoch), 'lease_expires_ms', whole(now_ms() + lease_ms),
+  'round', '0', 'rounds_start', '0', 'rounds_start_length', redis.call('HGET', record_key, 'committed_length'))
+keep_for(ttl_ms)
+return answer('OK', epoch)
