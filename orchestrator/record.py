@@ -35,6 +35,7 @@ from enum import Enum
 
 from pydantic import TypeAdapter
 
+from specdec.errors import RecordUnreadableError
 from specdec.ids import Epoch, Round, SessionId
 from specdec.params import FinishReason, GenerationSpec
 
@@ -147,8 +148,14 @@ def checkpoint_fields(checkpoint: Checkpoint) -> dict[str, str | bytes]:
 
 
 def decode_record(fields: Mapping[bytes, bytes], tokens: bytes) -> SessionRecord:
-    """The inverse of what the scripts write."""
+    """The inverse of what the scripts write; raises RecordUnreadableError for what they never write."""
+    try:
+        return _decode_record(fields, tokens)
+    except ValueError as error:
+        raise RecordUnreadableError("the session's record cannot be read") from error
 
+
+def _decode_record(fields: Mapping[bytes, bytes], tokens: bytes) -> SessionRecord:
     def text(name: str) -> str:
         return fields.get(name.encode(), b"").decode()
 

@@ -126,6 +126,13 @@ class AttachRefusedError(SpecdecError):
     status = "FAILED_PRECONDITION"
 
 
+class RecordUnreadableError(SpecdecError):
+    """A session's record was written over by something else, or sealed with a key that is not here."""
+
+    reason = "RECORD_UNREADABLE"
+    status = "DATA_LOSS"
+
+
 class NumericsUnavailableError(SpecdecError):
     """The verifier is lost, none of equal numerics is left, and the request wants no other."""
 

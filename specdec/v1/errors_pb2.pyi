@@ -80,6 +80,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """RESOURCE_EXHAUSTED: the tenant asks for more than its share; RetryInfo says when to come again."""
     ERROR_REASON_TOO_MANY_STREAMS: _ErrorReason.ValueType  # 30
     """RESOURCE_EXHAUSTED: one peer or tenant has as many streams open as it may."""
+    ERROR_REASON_RECORD_UNREADABLE: _ErrorReason.ValueType  # 31
+    """DATA_LOSS: the session's record cannot be read: it was written over, or sealed with a key that is not here."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """The catalogue of reasons. An error is a google.rpc.Status whose ErrorInfo has the domain "specdec" and as its reason
@@ -144,4 +146,6 @@ ERROR_REASON_RATE_LIMITED: ErrorReason.ValueType  # 29
 """RESOURCE_EXHAUSTED: the tenant asks for more than its share; RetryInfo says when to come again."""
 ERROR_REASON_TOO_MANY_STREAMS: ErrorReason.ValueType  # 30
 """RESOURCE_EXHAUSTED: one peer or tenant has as many streams open as it may."""
+ERROR_REASON_RECORD_UNREADABLE: ErrorReason.ValueType  # 31
+"""DATA_LOSS: the session's record cannot be read: it was written over, or sealed with a key that is not here."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
