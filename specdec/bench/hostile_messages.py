@@ -5,9 +5,9 @@ Works on any message class by its descriptor, from a random generator that the c
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 AnyMessage = TypeVar("AnyMessage", bound=Message)
@@ -48,8 +48,8 @@ def with_hostile_fields(choice: random.Random, sound: AnyMessage, num_fields: in
         place: Message = message
         while (inner := _inner_messages(place)) and choice.random() < _DEEPER_SHARE:
             place = choice.choice(inner)
-        if place.DESCRIPTOR.fields:
-            field = choice.choice(place.DESCRIPTOR.fields)
+        if fields := _fields(place):
+            field = choice.choice(fields)
             place.ClearField(field.name)
             _set(choice, place, field, {}, MAX_DEPTH - 1)
     return message
@@ -77,13 +77,20 @@ def hostile_bytes(choice: random.Random, serialized: bytes) -> bytes:
 
 
 def _fill(choice: random.Random, message: Message, likely: Mapping[str, Sequence[Any]], depth: int) -> None:
-    descriptor: Descriptor = message.DESCRIPTOR
-    for field in descriptor.fields:
-        if not _is_one_of_several(field) and choice.random() < _FIELD_SHARE:
+    alternatives: dict[str, list[FieldDescriptor]] = {}
+    for field in _fields(message):
+        oneof = field.containing_oneof
+        if oneof is not None and len(oneof.fields) > 1:
+            alternatives.setdefault(oneof.name, []).append(field)
+        elif choice.random() < _FIELD_SHARE:
             _set(choice, message, field, likely, depth)
-    for oneof in descriptor.oneofs:
-        if len(oneof.fields) > 1 and choice.random() < _ONEOF_SHARE:
-            _set(choice, message, choice.choice(oneof.fields), likely, depth)
+    for fields in alternatives.values():
+        if choice.random() < _ONEOF_SHARE:
+            _set(choice, message, choice.choice(fields), likely, depth)
+
+
+def _fields(message: Message) -> list[FieldDescriptor]:
+    return cast(list[FieldDescriptor], list(message.DESCRIPTOR.fields))  # the stubs know two kinds of descriptors
 
 
 def _inner_messages(message: Message) -> list[Message]:
@@ -92,10 +99,6 @@ def _inner_messages(message: Message) -> list[Message]:
         if field.message_type is not None and not field.message_type.GetOptions().map_entry:
             inner.extend(value if field.is_repeated else [value])
     return inner
-
-
-def _is_one_of_several(field: FieldDescriptor) -> bool:
-    return field.containing_oneof is not None and len(field.containing_oneof.fields) > 1
 
 
 def _set(
@@ -134,7 +137,7 @@ def _scalar(choice: random.Random, field: FieldDescriptor, likely: Mapping[str, 
             return choice.choice(_FLOATS)
         case FieldDescriptor.CPPTYPE_BOOL:
             return choice.random() < 0.5
-        case FieldDescriptor.CPPTYPE_ENUM:
+        case FieldDescriptor.CPPTYPE_ENUM if field.enum_type is not None:
             return choice.choice((*(value.number for value in field.enum_type.values), 99, -1))
         case FieldDescriptor.CPPTYPE_STRING if field.type == FieldDescriptor.TYPE_BYTES:
             return choice.randbytes(choice.choice((0, 1, 16, 32, MAX_BYTES, 3000)))
