@@ -55,6 +55,15 @@ class Admission:
         return self._num_waiting + len(self._preempted)
 
     @property
+    def max_waiting(self) -> int:
+        return self._limits.max_waiting_sessions
+
+    @property
+    def queue_wait_s(self) -> float:
+        """How long one that came now would wait for its turn, at the pace of the last admissions."""
+        return self._admission_interval_s * self.num_waiting
+
+    @property
     def waiting(self) -> list[VerifierSession]:
         """All sessions that wait, in no particular order."""
         return [*self._preempted, *(session for queue in self._waiting.values() for session in queue)]

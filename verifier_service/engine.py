@@ -104,6 +104,8 @@ class Engine:
             kv_used_bytes=self._runner.pool.num_used_blocks * BLOCK_SIZE * self._runner.kv_bytes_per_token,
             kv_budget_bytes=self._runner.kv_budget_bytes,
             num_attachments=sum(session.attachment is not None for session in list(self._open.values())),
+            max_waiting_sessions=self._admission.max_waiting,
+            queue_wait_s=self._admission.queue_wait_s,
         )
 
     def check_cache(self) -> None:

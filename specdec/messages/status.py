@@ -43,6 +43,10 @@ class Load:
     kv_used_bytes: int = 0
     kv_budget_bytes: int = 0
     num_attachments: int = 0
+    max_waiting_sessions: int | None = None
+    """Sessions that may wait, None where the server does not say."""
+    queue_wait_s: float = 0.0
+    """How long a session that came now would wait for its turn."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,45 +27,49 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from specdec.v1 import common_pb2 as specdec_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16specdec/v1/admin.proto\x12\nspecdec.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17specdec/v1/common.proto\"\xc2\x01\n\x0e\x45ndpointStatus\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x1e\n\x04role\x18\x02 \x01(\x0e\x32\x10.specdec.v1.Role\x12\x0f\n\x07healthy\x18\x03 \x01(\x08\x12\x0f\n\x07\x64rained\x18\x04 \x01(\x08\x12(\n\x06status\x18\x05 \x01(\x0b\x32\x18.specdec.v1.ServerStatus\x12\x32\n\x0fround_trip_time\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x83\x01\n\rClusterStatus\x12-\n\tendpoints\x18\x01 \x03(\x0b\x32\x1a.specdec.v1.EndpointStatus\x12,\n\x08taken_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rstore_healthy\x18\x03 \x01(\x08\"\x19\n\x17GetClusterStatusRequest\"E\n\x18GetClusterStatusResponse\x12)\n\x06status\x18\x01 \x01(\x0b\x32\x19.specdec.v1.ClusterStatus\"H\n\x19WatchClusterStatusRequest\x12+\n\x08interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"G\n\x1aWatchClusterStatusResponse\x12)\n\x06status\x18\x01 \x01(\x0b\x32\x19.specdec.v1.ClusterStatus\"<\n\x13ListSessionsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"\xcd\x01\n\x0eSessionSummary\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x19\n\x11verifier_endpoint\x18\x03 \x01(\t\x12\x18\n\x10\x64rafter_endpoint\x18\x04 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x05 \x01(\x05\x12\x19\n\x11num_output_tokens\x18\x06 \x01(\x05\x12-\n\topened_at\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"]\n\x14ListSessionsResponse\x12,\n\x08sessions\x18\x01 \x03(\x0b\x32\x1a.specdec.v1.SessionSummary\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\" \n\x0c\x44rainRequest\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\"\x0f\n\rDrainResponse\"\"\n\x0eUndrainRequest\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\"\x11\n\x0fUndrainResponse\"(\n\x12KillSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"$\n\x13KillSessionResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08*X\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x11\n\rROLE_VERIFIER\x10\x01\x12\x10\n\x0cROLE_DRAFTER\x10\x02\x12\x15\n\x11ROLE_ORCHESTRATOR\x10\x03\x32\xf9\x03\n\x0c\x41\x64minService\x12]\n\x10GetClusterStatus\x12#.specdec.v1.GetClusterStatusRequest\x1a$.specdec.v1.GetClusterStatusResponse\x12\x65\n\x12WatchClusterStatus\x12%.specdec.v1.WatchClusterStatusRequest\x1a&.specdec.v1.WatchClusterStatusResponse0\x01\x12Q\n\x0cListSessions\x12\x1f.specdec.v1.ListSessionsRequest\x1a .specdec.v1.ListSessionsResponse\x12<\n\x05\x44rain\x12\x18.specdec.v1.DrainRequest\x1a\x19.specdec.v1.DrainResponse\x12\x42\n\x07Undrain\x12\x1a.specdec.v1.UndrainRequest\x1a\x1b.specdec.v1.UndrainResponse\x12N\n\x0bKillSession\x12\x1e.specdec.v1.KillSessionRequest\x1a\x1f.specdec.v1.KillSessionResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16specdec/v1/admin.proto\x12\nspecdec.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17specdec/v1/common.proto\"\xe8\x02\n\x0e\x45ndpointStatus\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x1e\n\x04role\x18\x02 \x01(\x0e\x32\x10.specdec.v1.Role\x12\x0f\n\x07healthy\x18\x03 \x01(\x08\x12\x0f\n\x07\x64rained\x18\x04 \x01(\x08\x12(\n\x06status\x18\x05 \x01(\x0b\x32\x18.specdec.v1.ServerStatus\x12\x32\n\x0fround_trip_time\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x18\n\x10num_own_sessions\x18\x07 \x01(\x05\x12\x1c\n\x0f\x61\x63\x63\x65ptance_rate\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x19\n\x11tokens_per_second\x18\t \x01(\x01\x12)\n\x07\x63ircuit\x18\n \x01(\x0e\x32\x18.specdec.v1.CircuitState\x12\x12\n\nlast_error\x18\x0b \x01(\tB\x12\n\x10_acceptance_rate\"\x9a\x01\n\rClusterStatus\x12-\n\tendpoints\x18\x01 \x03(\x0b\x32\x1a.specdec.v1.EndpointStatus\x12,\n\x08taken_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rstore_healthy\x18\x03 \x01(\x08\x12\x15\n\rdrains_shared\x18\x04 \x01(\x08\"\x19\n\x17GetClusterStatusRequest\"E\n\x18GetClusterStatusResponse\x12)\n\x06status\x18\x01 \x01(\x0b\x32\x19.specdec.v1.ClusterStatus\"H\n\x19WatchClusterStatusRequest\x12+\n\x08interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"G\n\x1aWatchClusterStatusResponse\x12)\n\x06status\x18\x01 \x01(\x0b\x32\x19.specdec.v1.ClusterStatus\"<\n\x13ListSessionsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"\x92\x03\n\x0eSessionSummary\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x19\n\x11verifier_endpoint\x18\x03 \x01(\t\x12\x18\n\x10\x64rafter_endpoint\x18\x04 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x05 \x01(\x05\x12\x19\n\x11num_output_tokens\x18\x06 \x01(\x05\x12-\n\topened_at\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06tenant\x18\x08 \x01(\t\x12\'\n\x05state\x18\t \x01(\x0e\x32\x18.specdec.v1.SessionState\x12\x15\n\rnum_failovers\x18\n \x01(\x05\x12\x1c\n\x0f\x61\x63\x63\x65ptance_rate\x18\x0b \x01(\x01H\x00\x88\x01\x01\x12\x19\n\x11tokens_per_second\x18\x0c \x01(\x01\x12&\n\x03\x61ge\x18\r \x01(\x0b\x32\x19.google.protobuf.DurationB\x12\n\x10_acceptance_rate\"]\n\x14ListSessionsResponse\x12,\n\x08sessions\x18\x01 \x03(\x0b\x32\x1a.specdec.v1.SessionSummary\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\" \n\x0c\x44rainRequest\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\"5\n\rDrainResponse\x12\x0e\n\x06shared\x18\x01 \x01(\x08\x12\x14\n\x0cnum_sessions\x18\x02 \x01(\x05\"\"\n\x0eUndrainRequest\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\"!\n\x0fUndrainResponse\x12\x0e\n\x06shared\x18\x01 \x01(\x08\"(\n\x12KillSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"$\n\x13KillSessionResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08*X\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x11\n\rROLE_VERIFIER\x10\x01\x12\x10\n\x0cROLE_DRAFTER\x10\x02\x12\x15\n\x11ROLE_ORCHESTRATOR\x10\x03*|\n\x0c\x43ircuitState\x12\x1d\n\x19\x43IRCUIT_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43IRCUIT_STATE_CLOSED\x10\x01\x12\x16\n\x12\x43IRCUIT_STATE_OPEN\x10\x02\x12\x1b\n\x17\x43IRCUIT_STATE_HALF_OPEN\x10\x03*\x99\x01\n\x0cSessionState\x12\x1d\n\x19SESSION_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15SESSION_STATE_CLAIMED\x10\x01\x12\x18\n\x14SESSION_STATE_OPENED\x10\x02\x12\x1b\n\x17SESSION_STATE_STREAMING\x10\x03\x12\x18\n\x14SESSION_STATE_ENDING\x10\x04\x32\xf9\x03\n\x0c\x41\x64minService\x12]\n\x10GetClusterStatus\x12#.specdec.v1.GetClusterStatusRequest\x1a$.specdec.v1.GetClusterStatusResponse\x12\x65\n\x12WatchClusterStatus\x12%.specdec.v1.WatchClusterStatusRequest\x1a&.specdec.v1.WatchClusterStatusResponse0\x01\x12Q\n\x0cListSessions\x12\x1f.specdec.v1.ListSessionsRequest\x1a .specdec.v1.ListSessionsResponse\x12<\n\x05\x44rain\x12\x18.specdec.v1.DrainRequest\x1a\x19.specdec.v1.DrainResponse\x12\x42\n\x07Undrain\x12\x1a.specdec.v1.UndrainRequest\x1a\x1b.specdec.v1.UndrainResponse\x12N\n\x0bKillSession\x12\x1e.specdec.v1.KillSessionRequest\x1a\x1f.specdec.v1.KillSessionResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'specdec.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=1255
-  _globals['_ROLE']._serialized_end=1343
+  _globals['_ROLE']._serialized_start=1695
+  _globals['_ROLE']._serialized_end=1783
+  _globals['_CIRCUITSTATE']._serialized_start=1785
+  _globals['_CIRCUITSTATE']._serialized_end=1909
+  _globals['_SESSIONSTATE']._serialized_start=1912
+  _globals['_SESSIONSTATE']._serialized_end=2065
   _globals['_ENDPOINTSTATUS']._serialized_start=129
-  _globals['_ENDPOINTSTATUS']._serialized_end=323
-  _globals['_CLUSTERSTATUS']._serialized_start=326
-  _globals['_CLUSTERSTATUS']._serialized_end=457
-  _globals['_GETCLUSTERSTATUSREQUEST']._serialized_start=459
-  _globals['_GETCLUSTERSTATUSREQUEST']._serialized_end=484
-  _globals['_GETCLUSTERSTATUSRESPONSE']._serialized_start=486
-  _globals['_GETCLUSTERSTATUSRESPONSE']._serialized_end=555
-  _globals['_WATCHCLUSTERSTATUSREQUEST']._serialized_start=557
-  _globals['_WATCHCLUSTERSTATUSREQUEST']._serialized_end=629
-  _globals['_WATCHCLUSTERSTATUSRESPONSE']._serialized_start=631
-  _globals['_WATCHCLUSTERSTATUSRESPONSE']._serialized_end=702
-  _globals['_LISTSESSIONSREQUEST']._serialized_start=704
-  _globals['_LISTSESSIONSREQUEST']._serialized_end=764
-  _globals['_SESSIONSUMMARY']._serialized_start=767
-  _globals['_SESSIONSUMMARY']._serialized_end=972
-  _globals['_LISTSESSIONSRESPONSE']._serialized_start=974
-  _globals['_LISTSESSIONSRESPONSE']._serialized_end=1067
-  _globals['_DRAINREQUEST']._serialized_start=1069
-  _globals['_DRAINREQUEST']._serialized_end=1101
-  _globals['_DRAINRESPONSE']._serialized_start=1103
-  _globals['_DRAINRESPONSE']._serialized_end=1118
-  _globals['_UNDRAINREQUEST']._serialized_start=1120
-  _globals['_UNDRAINREQUEST']._serialized_end=1154
-  _globals['_UNDRAINRESPONSE']._serialized_start=1156
-  _globals['_UNDRAINRESPONSE']._serialized_end=1173
-  _globals['_KILLSESSIONREQUEST']._serialized_start=1175
-  _globals['_KILLSESSIONREQUEST']._serialized_end=1215
-  _globals['_KILLSESSIONRESPONSE']._serialized_start=1217
-  _globals['_KILLSESSIONRESPONSE']._serialized_end=1253
-  _globals['_ADMINSERVICE']._serialized_start=1346
-  _globals['_ADMINSERVICE']._serialized_end=1851
+  _globals['_ENDPOINTSTATUS']._serialized_end=489
+  _globals['_CLUSTERSTATUS']._serialized_start=492
+  _globals['_CLUSTERSTATUS']._serialized_end=646
+  _globals['_GETCLUSTERSTATUSREQUEST']._serialized_start=648
+  _globals['_GETCLUSTERSTATUSREQUEST']._serialized_end=673
+  _globals['_GETCLUSTERSTATUSRESPONSE']._serialized_start=675
+  _globals['_GETCLUSTERSTATUSRESPONSE']._serialized_end=744
+  _globals['_WATCHCLUSTERSTATUSREQUEST']._serialized_start=746
+  _globals['_WATCHCLUSTERSTATUSREQUEST']._serialized_end=818
+  _globals['_WATCHCLUSTERSTATUSRESPONSE']._serialized_start=820
+  _globals['_WATCHCLUSTERSTATUSRESPONSE']._serialized_end=891
+  _globals['_LISTSESSIONSREQUEST']._serialized_start=893
+  _globals['_LISTSESSIONSREQUEST']._serialized_end=953
+  _globals['_SESSIONSUMMARY']._serialized_start=956
+  _globals['_SESSIONSUMMARY']._serialized_end=1358
+  _globals['_LISTSESSIONSRESPONSE']._serialized_start=1360
+  _globals['_LISTSESSIONSRESPONSE']._serialized_end=1453
+  _globals['_DRAINREQUEST']._serialized_start=1455
+  _globals['_DRAINREQUEST']._serialized_end=1487
+  _globals['_DRAINRESPONSE']._serialized_start=1489
+  _globals['_DRAINRESPONSE']._serialized_end=1542
+  _globals['_UNDRAINREQUEST']._serialized_start=1544
+  _globals['_UNDRAINREQUEST']._serialized_end=1578
+  _globals['_UNDRAINRESPONSE']._serialized_start=1580
+  _globals['_UNDRAINRESPONSE']._serialized_end=1613
+  _globals['_KILLSESSIONREQUEST']._serialized_start=1615
+  _globals['_KILLSESSIONREQUEST']._serialized_end=1655
+  _globals['_KILLSESSIONRESPONSE']._serialized_start=1657
+  _globals['_KILLSESSIONRESPONSE']._serialized_end=1693
+  _globals['_ADMINSERVICE']._serialized_start=2068
+  _globals['_ADMINSERVICE']._serialized_end=2573
 # @@protoc_insertion_point(module_scope)

@@ -50,6 +50,66 @@ ROLE_ORCHESTRATOR: Role.ValueType  # 3
 """Routes."""
 Global___Role: _TypeAlias = Role  # noqa: Y015
 
+class _CircuitState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _CircuitStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CircuitState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CIRCUIT_STATE_UNSPECIFIED: _CircuitState.ValueType  # 0
+    """Not given."""
+    CIRCUIT_STATE_CLOSED: _CircuitState.ValueType  # 1
+    """As any other."""
+    CIRCUIT_STATE_OPEN: _CircuitState.ValueType  # 2
+    """Not, for a while."""
+    CIRCUIT_STATE_HALF_OPEN: _CircuitState.ValueType  # 3
+    """By one session, whose outcome decides."""
+
+class CircuitState(_CircuitState, metaclass=_CircuitStateEnumTypeWrapper):
+    """Whether a server that failed is tried."""
+
+CIRCUIT_STATE_UNSPECIFIED: CircuitState.ValueType  # 0
+"""Not given."""
+CIRCUIT_STATE_CLOSED: CircuitState.ValueType  # 1
+"""As any other."""
+CIRCUIT_STATE_OPEN: CircuitState.ValueType  # 2
+"""Not, for a while."""
+CIRCUIT_STATE_HALF_OPEN: CircuitState.ValueType  # 3
+"""By one session, whose outcome decides."""
+Global___CircuitState: _TypeAlias = CircuitState  # noqa: Y015
+
+class _SessionState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SessionStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SessionState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SESSION_STATE_UNSPECIFIED: _SessionState.ValueType  # 0
+    """Not given."""
+    SESSION_STATE_CLAIMED: _SessionState.ValueType  # 1
+    """No verifier has taken it yet, or none since the last one was lost."""
+    SESSION_STATE_OPENED: _SessionState.ValueType  # 2
+    """A verifier has taken it and has committed nothing yet."""
+    SESSION_STATE_STREAMING: _SessionState.ValueType  # 3
+    """Tokens are committed and streamed."""
+    SESSION_STATE_ENDING: _SessionState.ValueType  # 4
+    """Over; its record is being closed."""
+
+class SessionState(_SessionState, metaclass=_SessionStateEnumTypeWrapper):
+    """Where a session stands."""
+
+SESSION_STATE_UNSPECIFIED: SessionState.ValueType  # 0
+"""Not given."""
+SESSION_STATE_CLAIMED: SessionState.ValueType  # 1
+"""No verifier has taken it yet, or none since the last one was lost."""
+SESSION_STATE_OPENED: SessionState.ValueType  # 2
+"""A verifier has taken it and has committed nothing yet."""
+SESSION_STATE_STREAMING: SessionState.ValueType  # 3
+"""Tokens are committed and streamed."""
+SESSION_STATE_ENDING: SessionState.ValueType  # 4
+"""Over; its record is being closed."""
+Global___SessionState: _TypeAlias = SessionState  # noqa: Y015
+
 @_typing.final
 class EndpointStatus(_message.Message):
     """One server as the orchestrator sees it."""
@@ -62,6 +122,11 @@ class EndpointStatus(_message.Message):
     DRAINED_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
     ROUND_TRIP_TIME_FIELD_NUMBER: _builtins.int
+    NUM_OWN_SESSIONS_FIELD_NUMBER: _builtins.int
+    ACCEPTANCE_RATE_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    CIRCUIT_FIELD_NUMBER: _builtins.int
+    LAST_ERROR_FIELD_NUMBER: _builtins.int
     endpoint: _builtins.str
     """Where it listens, as host:port."""
     role: Global___Role.ValueType
@@ -70,6 +135,18 @@ class EndpointStatus(_message.Message):
     """It answered the last health check with SERVING."""
     drained: _builtins.bool
     """New sessions are not sent there, by an operator's order."""
+    num_own_sessions: _builtins.int
+    """Sessions of this orchestrator that it serves; for a drafter, that it is attached to."""
+    acceptance_rate: _builtins.float
+    """Draft tokens that were accepted, of those that were verified, over this orchestrator's sessions there lately. Absent
+    where there were none.
+    """
+    tokens_per_second: _builtins.float
+    """Output tokens of this orchestrator's sessions there, per second."""
+    circuit: Global___CircuitState.ValueType
+    """Whether this orchestrator sends sessions there in spite of what failed."""
+    last_error: _builtins.str
+    """The last fault of a call or a look at it, as ErrorInfo.reason: message. Empty: none yet."""
     @_builtins.property
     def status(self) -> _common_pb2.ServerStatus:
         """What it says of itself. Absent where it did not answer."""
@@ -87,12 +164,19 @@ class EndpointStatus(_message.Message):
         drained: _builtins.bool = ...,
         status: _common_pb2.ServerStatus | None = ...,
         round_trip_time: _duration_pb2.Duration | None = ...,
+        num_own_sessions: _builtins.int = ...,
+        acceptance_rate: _builtins.float | None = ...,
+        tokens_per_second: _builtins.float = ...,
+        circuit: Global___CircuitState.ValueType = ...,
+        last_error: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["round_trip_time", b"round_trip_time", "status", b"status"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_acceptance_rate", b"_acceptance_rate", "acceptance_rate", b"acceptance_rate", "round_trip_time", b"round_trip_time", "status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drained", b"drained", "endpoint", b"endpoint", "healthy", b"healthy", "role", b"role", "round_trip_time", b"round_trip_time", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_acceptance_rate", b"_acceptance_rate", "acceptance_rate", b"acceptance_rate", "circuit", b"circuit", "drained", b"drained", "endpoint", b"endpoint", "healthy", b"healthy", "last_error", b"last_error", "num_own_sessions", b"num_own_sessions", "role", b"role", "round_trip_time", b"round_trip_time", "status", b"status", "tokens_per_second", b"tokens_per_second"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__acceptance_rate: _TypeAlias = _typing.Literal["acceptance_rate"]  # noqa: Y015
+    _WhichOneofArgType__acceptance_rate: _TypeAlias = _typing.Literal["_acceptance_rate", b"_acceptance_rate"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__acceptance_rate) -> _WhichOneofReturnType__acceptance_rate | None: ...
 
 Global___EndpointStatus: _TypeAlias = EndpointStatus  # noqa: Y015
 
@@ -105,8 +189,13 @@ class ClusterStatus(_message.Message):
     ENDPOINTS_FIELD_NUMBER: _builtins.int
     TAKEN_AT_FIELD_NUMBER: _builtins.int
     STORE_HEALTHY_FIELD_NUMBER: _builtins.int
+    DRAINS_SHARED_FIELD_NUMBER: _builtins.int
     store_healthy: _builtins.bool
     """The session store answers."""
+    drains_shared: _builtins.bool
+    """Other orchestrators see drains that are ordered here, and they outlast this process: the session store is not this
+    orchestrator's own.
+    """
     @_builtins.property
     def endpoints(self) -> _containers.RepeatedCompositeFieldContainer[Global___EndpointStatus]:
         """Every server, the orchestrator first."""
@@ -121,10 +210,11 @@ class ClusterStatus(_message.Message):
         endpoints: _abc.Iterable[Global___EndpointStatus] | None = ...,
         taken_at: _timestamp_pb2.Timestamp | None = ...,
         store_healthy: _builtins.bool = ...,
+        drains_shared: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["taken_at", b"taken_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoints", b"endpoints", "store_healthy", b"store_healthy", "taken_at", b"taken_at"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drains_shared", b"drains_shared", "endpoints", b"endpoints", "store_healthy", b"store_healthy", "taken_at", b"taken_at"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -258,6 +348,12 @@ class SessionSummary(_message.Message):
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     OPENED_AT_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    NUM_FAILOVERS_FIELD_NUMBER: _builtins.int
+    ACCEPTANCE_RATE_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    AGE_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """The session."""
     epoch: _builtins.int
@@ -270,9 +366,23 @@ class SessionSummary(_message.Message):
     """Tokens of the prompt."""
     num_output_tokens: _builtins.int
     """Tokens of the output so far."""
+    tenant: _builtins.str
+    """Whom it is for. Empty: the request named nobody."""
+    state: Global___SessionState.ValueType
+    """Where it stands."""
+    num_failovers: _builtins.int
+    """How often it went on at another verifier since its stream began."""
+    acceptance_rate: _builtins.float
+    """Draft tokens that were accepted, of those that were verified. Absent where there were none."""
+    tokens_per_second: _builtins.float
+    """Output tokens since it was opened here, per second."""
     @_builtins.property
     def opened_at(self) -> _timestamp_pb2.Timestamp:
         """When it was opened here."""
+
+    @_builtins.property
+    def age(self) -> _duration_pb2.Duration:
+        """For how long it has been open here."""
 
     def __init__(
         self,
@@ -284,12 +394,20 @@ class SessionSummary(_message.Message):
         num_prompt_tokens: _builtins.int = ...,
         num_output_tokens: _builtins.int = ...,
         opened_at: _timestamp_pb2.Timestamp | None = ...,
+        tenant: _builtins.str = ...,
+        state: Global___SessionState.ValueType = ...,
+        num_failovers: _builtins.int = ...,
+        acceptance_rate: _builtins.float | None = ...,
+        tokens_per_second: _builtins.float = ...,
+        age: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["opened_at", b"opened_at"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_acceptance_rate", b"_acceptance_rate", "acceptance_rate", b"acceptance_rate", "age", b"age", "opened_at", b"opened_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafter_endpoint", b"drafter_endpoint", "epoch", b"epoch", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "opened_at", b"opened_at", "session_id", b"session_id", "verifier_endpoint", b"verifier_endpoint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_acceptance_rate", b"_acceptance_rate", "acceptance_rate", b"acceptance_rate", "age", b"age", "drafter_endpoint", b"drafter_endpoint", "epoch", b"epoch", "num_failovers", b"num_failovers", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "opened_at", b"opened_at", "session_id", b"session_id", "state", b"state", "tenant", b"tenant", "tokens_per_second", b"tokens_per_second", "verifier_endpoint", b"verifier_endpoint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__acceptance_rate: _TypeAlias = _typing.Literal["acceptance_rate"]  # noqa: Y015
+    _WhichOneofArgType__acceptance_rate: _TypeAlias = _typing.Literal["_acceptance_rate", b"_acceptance_rate"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__acceptance_rate) -> _WhichOneofReturnType__acceptance_rate | None: ...
 
 Global___SessionSummary: _TypeAlias = SessionSummary  # noqa: Y015
 
@@ -323,7 +441,7 @@ Global___ListSessionsResponse: _TypeAlias = ListSessionsResponse  # noqa: Y015
 
 @_typing.final
 class DrainRequest(_message.Message):
-    """Stops new sessions to an endpoint."""
+    """Empties an endpoint: no new sessions go there, and those that run are taken elsewhere."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -345,16 +463,25 @@ Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
 
 @_typing.final
 class DrainResponse(_message.Message):
-    """The endpoint gets no new sessions."""
+    """The endpoint gets no new sessions, and its sessions are on their way."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    SHARED_FIELD_NUMBER: _builtins.int
+    NUM_SESSIONS_FIELD_NUMBER: _builtins.int
+    shared: _builtins.bool
+    """Other orchestrators see it, and it outlasts this process. False: it is this orchestrator's alone."""
+    num_sessions: _builtins.int
+    """Sessions of this orchestrator that are there now: see EndpointStatus.num_own_sessions for how many are left."""
     def __init__(
         self,
+        *,
+        shared: _builtins.bool = ...,
+        num_sessions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_sessions", b"num_sessions", "shared", b"shared"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -388,12 +515,17 @@ class UndrainResponse(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    SHARED_FIELD_NUMBER: _builtins.int
+    shared: _builtins.bool
+    """Other orchestrators see it. False: it was this orchestrator's alone."""
     def __init__(
         self,
+        *,
+        shared: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["shared", b"shared"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -93,7 +93,7 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """No new sessions for an endpoint.
+        """Empties an endpoint: no new sessions, and those that run go elsewhere. Of the orchestrator itself: no new streams.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

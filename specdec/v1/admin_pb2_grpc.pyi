@@ -23,7 +23,7 @@ class AdminServiceStub:
     ListSessions: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListSessionsRequest, _admin_pb2.ListSessionsResponse]
     """Sessions that this orchestrator serves."""
     Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
-    """No new sessions for an endpoint."""
+    """Empties an endpoint: no new sessions, and those that run go elsewhere. Of the orchestrator itself: no new streams."""
     Undrain: _aio.UnaryUnaryMultiCallable[_admin_pb2.UndrainRequest, _admin_pb2.UndrainResponse]
     """Takes a drain back."""
     KillSession: _aio.UnaryUnaryMultiCallable[_admin_pb2.KillSessionRequest, _admin_pb2.KillSessionResponse]
@@ -62,7 +62,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.DrainRequest,
         context: _aio.ServicerContext[_admin_pb2.DrainRequest, _abc.Awaitable[_admin_pb2.DrainResponse]],
     ) -> _abc.Awaitable[_admin_pb2.DrainResponse]:
-        """No new sessions for an endpoint."""
+        """Empties an endpoint: no new sessions, and those that run go elsewhere. Of the orchestrator itself: no new streams."""
 
     @_abc_1.abstractmethod
     def Undrain(

@@ -871,6 +871,8 @@ class Load(_message.Message):
     KV_USED_BYTES_FIELD_NUMBER: _builtins.int
     KV_BUDGET_BYTES_FIELD_NUMBER: _builtins.int
     NUM_ATTACHMENTS_FIELD_NUMBER: _builtins.int
+    MAX_WAITING_SESSIONS_FIELD_NUMBER: _builtins.int
+    QUEUE_WAIT_FIELD_NUMBER: _builtins.int
     num_active_sessions: _builtins.int
     """Sessions that hold rows or a cache."""
     num_waiting_sessions: _builtins.int
@@ -881,6 +883,12 @@ class Load(_message.Message):
     """Bytes of key-value cache that may be used. 0: not limited."""
     num_attachments: _builtins.int
     """Drafters attached, over all sessions."""
+    max_waiting_sessions: _builtins.int
+    """Sessions that may wait; one more is answered OVERLOADED. Absent where it does not say."""
+    @_builtins.property
+    def queue_wait(self) -> _duration_pb2.Duration:
+        """How long a session that came now would wait for its turn, from the pace of the last ones. Zero where none waits."""
+
     def __init__(
         self,
         *,
@@ -889,12 +897,16 @@ class Load(_message.Message):
         kv_used_bytes: _builtins.int = ...,
         kv_budget_bytes: _builtins.int = ...,
         num_attachments: _builtins.int = ...,
+        max_waiting_sessions: _builtins.int | None = ...,
+        queue_wait: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_waiting_sessions", b"_max_waiting_sessions", "max_waiting_sessions", b"max_waiting_sessions", "queue_wait", b"queue_wait"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_budget_bytes", b"kv_budget_bytes", "kv_used_bytes", b"kv_used_bytes", "num_active_sessions", b"num_active_sessions", "num_attachments", b"num_attachments", "num_waiting_sessions", b"num_waiting_sessions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_waiting_sessions", b"_max_waiting_sessions", "kv_budget_bytes", b"kv_budget_bytes", "kv_used_bytes", b"kv_used_bytes", "max_waiting_sessions", b"max_waiting_sessions", "num_active_sessions", b"num_active_sessions", "num_attachments", b"num_attachments", "num_waiting_sessions", b"num_waiting_sessions", "queue_wait", b"queue_wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__max_waiting_sessions: _TypeAlias = _typing.Literal["max_waiting_sessions"]  # noqa: Y015
+    _WhichOneofArgType__max_waiting_sessions: _TypeAlias = _typing.Literal["_max_waiting_sessions", b"_max_waiting_sessions"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_waiting_sessions) -> _WhichOneofReturnType__max_waiting_sessions | None: ...
 
 Global___Load: _TypeAlias = Load  # noqa: Y015
 

@@ -167,7 +167,7 @@ class CancelResponse(_message.Message):
 
     FOUND_FIELD_NUMBER: _builtins.int
     found: _builtins.bool
-    """There was such a session."""
+    """There was such a session, of this tenant: those of others are answered as if there were none."""
     def __init__(
         self,
         *,

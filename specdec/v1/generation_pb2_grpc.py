@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class GenerationServiceStub:
-    """What clients call: the orchestrator. Generate and Resume take the metadata key specdec-tenant, 1 to 64 of [A-Za-z0-9_-]:
-    whom the request is for. Service is fair between tenants; a name is no credential, and allows nothing.
+    """What clients call: the orchestrator. Generate, Resume and Cancel take the metadata key specdec-tenant, 1 to 64 of
+    [A-Za-z0-9_-]: whom the request is for. Service is fair between tenants; a name is no credential, and allows nothing.
     """
 
     def __init__(self, channel):
@@ -59,8 +59,8 @@ class GenerationServiceStub:
 
 
 class GenerationServiceServicer:
-    """What clients call: the orchestrator. Generate and Resume take the metadata key specdec-tenant, 1 to 64 of [A-Za-z0-9_-]:
-    whom the request is for. Service is fair between tenants; a name is no credential, and allows nothing.
+    """What clients call: the orchestrator. Generate, Resume and Cancel take the metadata key specdec-tenant, 1 to 64 of
+    [A-Za-z0-9_-]: whom the request is for. Service is fair between tenants; a name is no credential, and allows nothing.
     """
 
     def Generate(self, request, context):
@@ -79,7 +79,7 @@ class GenerationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Ends a session and deletes its record.
+        """Ends a session of the caller's tenant and deletes its record.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -124,8 +124,8 @@ def add_GenerationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GenerationService:
-    """What clients call: the orchestrator. Generate and Resume take the metadata key specdec-tenant, 1 to 64 of [A-Za-z0-9_-]:
-    whom the request is for. Service is fair between tenants; a name is no credential, and allows nothing.
+    """What clients call: the orchestrator. Generate, Resume and Cancel take the metadata key specdec-tenant, 1 to 64 of
+    [A-Za-z0-9_-]: whom the request is for. Service is fair between tenants; a name is no credential, and allows nothing.
     """
 
     @staticmethod

@@ -13,8 +13,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class GenerationServiceStub:
-    """What clients call: the orchestrator. Generate and Resume take the metadata key specdec-tenant, 1 to 64 of [A-Za-z0-9_-]:
-    whom the request is for. Service is fair between tenants; a name is no credential, and allows nothing.
+    """What clients call: the orchestrator. Generate, Resume and Cancel take the metadata key specdec-tenant, 1 to 64 of
+    [A-Za-z0-9_-]: whom the request is for. Service is fair between tenants; a name is no credential, and allows nothing.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -25,13 +25,13 @@ class GenerationServiceStub:
     Resume: _aio.UnaryStreamMultiCallable[_generation_pb2.ResumeRequest, _generation_pb2.ResumeResponse]
     """Continues a stream that broke, on any replica, without a lost or repeated token."""
     Cancel: _aio.UnaryUnaryMultiCallable[_generation_pb2.CancelRequest, _generation_pb2.CancelResponse]
-    """Ends a session and deletes its record."""
+    """Ends a session of the caller's tenant and deletes its record."""
     GetStatus: _aio.UnaryUnaryMultiCallable[_generation_pb2.GenerationServiceGetStatusRequest, _generation_pb2.GenerationServiceGetStatusResponse]
     """Version, models and load."""
 
 class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
-    """What clients call: the orchestrator. Generate and Resume take the metadata key specdec-tenant, 1 to 64 of [A-Za-z0-9_-]:
-    whom the request is for. Service is fair between tenants; a name is no credential, and allows nothing.
+    """What clients call: the orchestrator. Generate, Resume and Cancel take the metadata key specdec-tenant, 1 to 64 of
+    [A-Za-z0-9_-]: whom the request is for. Service is fair between tenants; a name is no credential, and allows nothing.
     """
 
     @_abc_1.abstractmethod
@@ -58,7 +58,7 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_pb2.CancelRequest,
         context: _aio.ServicerContext[_generation_pb2.CancelRequest, _abc.Awaitable[_generation_pb2.CancelResponse]],
     ) -> _abc.Awaitable[_generation_pb2.CancelResponse]:
-        """Ends a session and deletes its record."""
+        """Ends a session of the caller's tenant and deletes its record."""
 
     @_abc_1.abstractmethod
     def GetStatus(

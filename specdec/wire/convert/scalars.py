@@ -39,6 +39,11 @@ def timestamp_to_pb(unix_s: float) -> Timestamp:
     return Timestamp(seconds=whole_s, nanos=nanos)
 
 
+def timestamp_from_pb(timestamp: Timestamp, field: str) -> float:
+    """Seconds since 1970; raises InvalidParameterError where it is before that or its parts are out of range."""
+    return duration_from_pb(Duration(seconds=timestamp.seconds, nanos=timestamp.nanos), field)
+
+
 def session_id_from_pb(session_id: str) -> SessionId:
     """Raises InvalidParameterError as `validate_session_id` does."""
     return SessionId(validate_session_id(session_id))

@@ -80,6 +80,8 @@ def _load_to_pb(load: Load) -> pb.Load:
         kv_used_bytes=load.kv_used_bytes,
         kv_budget_bytes=load.kv_budget_bytes,
         num_attachments=load.num_attachments,
+        max_waiting_sessions=load.max_waiting_sessions,
+        queue_wait=duration_to_pb(load.queue_wait_s),
     )
 
 
@@ -90,6 +92,8 @@ def _load_from_pb(message: pb.Load) -> Load:
         kv_used_bytes=message.kv_used_bytes,
         kv_budget_bytes=message.kv_budget_bytes,
         num_attachments=message.num_attachments,
+        max_waiting_sessions=message.max_waiting_sessions if message.HasField("max_waiting_sessions") else None,
+        queue_wait_s=duration_from_pb(message.queue_wait, "queue_wait"),
     )
 
 

@@ -26,9 +26,11 @@ from specdec.messages import (
     OpenSession,
     ServerStatus,
 )
+from specdec.messages.cluster import ClusterStatus, SessionSummary
 from specdec.params import MAX_DRAFT_NODES, AcceptanceRule, GenerationSpec, SamplingParams, StopCriteria
-from specdec.v1 import common_pb2, drafter_pb2, generation_pb2, verifier_pb2
+from specdec.v1 import admin_pb2, common_pb2, drafter_pb2, generation_pb2, verifier_pb2
 from specdec.wire import convert
+from specdec.wire.convert import cluster
 from specdec.wire.convert.enums import ACCEPTANCE_RULE, EnumCodec
 from tests.unit.wire.strategies import GENERATION_SPECS, instances
 from tests.unit.wire.strategies import messages as any_message
@@ -41,6 +43,8 @@ PAIRS: dict[type[Any], tuple[Converter, Converter]] = {
     AttachSession: (convert.attach_session_to_pb, convert.attach_session_from_pb),
     ServerStatus: (convert.server_status_to_pb, convert.server_status_from_pb),
     GenerationSpec: (convert.generation_spec_to_pb, convert.generation_spec_from_pb),
+    ClusterStatus: (cluster.cluster_status_to_pb, cluster.cluster_status_from_pb),
+    SessionSummary: (cluster.session_summary_to_pb, cluster.session_summary_from_pb),
 }
 PAIRS |= dict.fromkeys(
     typing.get_args(messages.SessionEvent), (convert.session_event_to_pb, convert.session_event_from_pb)
@@ -61,6 +65,8 @@ READERS: dict[type[Message], Converter] = {
     verifier_pb2.VerifyResponse: convert.verify_response_from_pb,
     drafter_pb2.AttachSessionRequest: convert.attach_session_from_pb,
     common_pb2.ServerStatus: convert.server_status_from_pb,
+    admin_pb2.ClusterStatus: cluster.cluster_status_from_pb,
+    admin_pb2.SessionSummary: cluster.session_summary_from_pb,
 }
 
 
