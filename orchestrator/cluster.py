@@ -7,10 +7,12 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import structlog
 
+from orchestrator.breaker import Outcome, outcome_of
+from orchestrator.circuits import Circuits
 from orchestrator.discovery import Addresses, Discovery
 from orchestrator.endpoints import EndpointView, Role
 from orchestrator.peers import DrafterPeer, Peer, VerifierPeer
@@ -38,14 +40,23 @@ class Cluster:
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._num_late: dict[str, int] = {}
         self._changed = asyncio.Event()
+        self._circuits = Circuits()
 
     @property
     def verifiers(self) -> tuple[EndpointView, ...]:
-        return tuple(view for view in self._views.values() if view.role is Role.VERIFIER)
+        return self._views_of(Role.VERIFIER)
 
     @property
     def drafters(self) -> tuple[EndpointView, ...]:
-        return tuple(view for view in self._views.values() if view.role is Role.DRAFTER)
+        return self._views_of(Role.DRAFTER)
+
+    def _views_of(self, role: Role) -> tuple[EndpointView, ...]:
+        now = time.monotonic()
+        return tuple(
+            dataclasses.replace(view, circuit=self._circuits.state(view.endpoint, now))
+            for view in self._views.values()
+            if view.role is role
+        )
 
     def verifier(self, endpoint: str) -> VerifierPeer:
         peer = self._peers[endpoint]
@@ -60,8 +71,34 @@ class Cluster:
         return peer
 
     def next_change(self) -> asyncio.Event:
-        """Is set at the next change of any server's health or drain. Take it before looking at the views."""
+        """Is set at the next change of any server's health, drain or circuit. Take it before looking at the views."""
         return self._changed
+
+    def report(self, view: EndpointView, outcome: Outcome | BaseException, *, towards: str = "") -> None:
+        """Takes what came of using a server, or the error that it ended with; of a drafter, towards which verifier.
+
+        What is told of an earlier incarnation, or of a server that is gone, counts for nothing.
+        """
+        now = self._views.get(view.endpoint)
+        if now is None or now.incarnation != view.incarnation:
+            return
+        rest_s = 0.0
+        if isinstance(outcome, BaseException):
+            error, outcome = outcome, outcome_of(outcome)
+            rest_s = (isinstance(error, SpecdecError) and error.retry_after_s) or 0.0
+            if outcome is Outcome.FAILED:
+                reason = error.reason if isinstance(error, SpecdecError) else DeadlineError.reason
+                self._views[view.endpoint] = dataclasses.replace(now, last_error=reason)
+        if self._circuits.note(view.endpoint, towards, outcome, time.monotonic(), rest_s=rest_s) and (
+            outcome is not Outcome.TRIED
+        ):
+            state = self._circuits.state(view.endpoint, time.monotonic())
+            _log.info("circuit_changed", endpoint=view.endpoint, towards=towards, state=state.value)
+            self._announce_change()
+
+    def resting(self, *, towards: str = "") -> Mapping[str, float]:
+        """Servers whose circuit lets nobody through now (drafters: towards that verifier), and for how long at most."""
+        return self._circuits.resting(towards, time.monotonic())
 
     def set_drained(self, endpoint: str, *, drained: bool) -> None:
         """Raises InvalidParameterError for an endpoint that is not known."""
@@ -97,6 +134,7 @@ class Cluster:
             await watch
         await self._peers.pop(endpoint).close()
         del self._views[endpoint]
+        self._circuits.forget(endpoint)
         self._num_late.pop(endpoint, None)
 
     async def _watch(self, endpoint: str) -> None:
@@ -133,9 +171,15 @@ class Cluster:
 
     def _replace(self, view: EndpointView) -> None:
         before = self._views[view.endpoint]
+        if before.incarnation != view.incarnation:
+            self._circuits.forget(view.endpoint)
+            view = dataclasses.replace(view, last_error="")
         self._views[view.endpoint] = view
         if before.healthy != view.healthy:
             _log.info("endpoint_healthy" if view.healthy else "endpoint_unhealthy", endpoint=view.endpoint)
-        if before.takes_sessions != view.takes_sessions:
-            changed, self._changed = self._changed, asyncio.Event()
-            changed.set()
+        if before.takes_sessions != view.takes_sessions or before.incarnation != view.incarnation:
+            self._announce_change()
+
+    def _announce_change(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()

@@ -4,6 +4,7 @@ import dataclasses
 from enum import Enum
 
 from specdec.messages import ServerStatus
+from specdec.messages.cluster import CircuitState
 
 
 class Role(Enum):
@@ -26,6 +27,10 @@ class EndpointView:
     round_trip_time_s: float | None = None
     incarnation: int = 0
     """How often it became healthy: what was held against it before no longer counts."""
+    circuit: CircuitState = CircuitState.CLOSED
+    """Whether it is tried at all after its failures, the worst towards any verifier (see breaker.py)."""
+    last_error: str = ""
+    """The reason of the last failure that was held against this incarnation, empty without one."""
 
     @property
     def takes_sessions(self) -> bool:
