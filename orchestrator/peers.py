@@ -6,7 +6,7 @@ The one room here that knows stubs and protobuf besides the servicers. Raises sp
 import abc
 import asyncio
 from collections.abc import AsyncGenerator
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import grpc.aio
 from grpc_health.v1 import health_pb2
@@ -16,7 +16,8 @@ from specdec.messages import AttachSession, OpenSession, ServerStatus, SessionEv
 from specdec.v1 import drafter_pb2, verifier_pb2
 from specdec.v1.drafter_pb2_grpc import DrafterServiceStub
 from specdec.v1.verifier_pb2_grpc import VerifierServiceStub
-from specdec.wire.channel import open_channel
+from specdec.wire.certificates import CertificateFiles
+from specdec.wire.channel import RoleChannel
 from specdec.wire.convert import (
     attach_session_to_pb,
     open_session_to_pb,
@@ -24,6 +25,7 @@ from specdec.wire.convert import (
     session_event_from_pb,
 )
 from specdec.wire.interceptors import error_from_rpc
+from specdec.wire.role_identity import Role
 
 Response = TypeVar("Response")
 
@@ -34,20 +36,22 @@ _MAX_RECONNECT_BACKOFF_S = 0.3
 class Peer(abc.ABC):
     """One server: its channel, its health and its status."""
 
-    def __init__(self, endpoint: str, wire: WireSettings) -> None:
+    role: ClassVar[Role]
+
+    def __init__(self, endpoint: str, wire: WireSettings, certificates: CertificateFiles | None = None) -> None:
         self.endpoint = endpoint
         quick = wire.model_copy(update={"max_reconnect_backoff_s": _MAX_RECONNECT_BACKOFF_S})
-        self._channel = open_channel(endpoint, quick)
-        self._check = self._channel.unary_unary(  # the generated HealthStub has no types
+        self._channel = RoleChannel(endpoint, self.role, quick, certificates)
+
+    async def is_serving(self, timeout_s: float) -> bool:
+        """What grpc.health.v1 says of the whole server. Raises DeadlineError, PeerUnavailableError."""
+        check = self._channel.current().unary_unary(  # the generated HealthStub has no types
             "/grpc.health.v1.Health/Check",
             request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
             response_deserializer=health_pb2.HealthCheckResponse.FromString,
         )
-
-    async def is_serving(self, timeout_s: float) -> bool:
-        """What grpc.health.v1 says of the whole server. Raises DeadlineError, PeerUnavailableError."""
         try:
-            response = await self._check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+            response = await check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from error
         return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
@@ -57,17 +61,18 @@ class Peer(abc.ABC):
         """What the server says of itself."""
 
     async def close(self) -> None:
-        await self._channel.close(grace=None)
+        await self._channel.close()
 
 
 class VerifierPeer(Peer):
-    def __init__(self, endpoint: str, wire: WireSettings) -> None:
-        super().__init__(endpoint, wire)
-        self._stub = VerifierServiceStub(self._channel)
+    role = Role.VERIFIER
+
+    def _stub(self) -> VerifierServiceStub:
+        return VerifierServiceStub(self._channel.current())
 
     async def get_status(self, timeout_s: float) -> ServerStatus:
         try:
-            response = await self._stub.GetStatus(verifier_pb2.VerifierServiceGetStatusRequest(), timeout=timeout_s)
+            response = await self._stub().GetStatus(verifier_pb2.VerifierServiceGetStatusRequest(), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from error
         return server_status_from_pb(response.status)
@@ -77,7 +82,7 @@ class VerifierPeer(Peer):
 
         It lives as long as the session: keepalive finds a dead peer, the caller sets the deadline for the first event.
         """
-        call = self._stub.OpenSession(open_session_to_pb(request))
+        call = self._stub().OpenSession(open_session_to_pb(request))
         try:
             while (response := await _read(call)) is not None:
                 yield session_event_from_pb(response.event)
@@ -88,13 +93,14 @@ class VerifierPeer(Peer):
 
 
 class DrafterPeer(Peer):
-    def __init__(self, endpoint: str, wire: WireSettings) -> None:
-        super().__init__(endpoint, wire)
-        self._stub = DrafterServiceStub(self._channel)
+    role = Role.DRAFTER
+
+    def _stub(self) -> DrafterServiceStub:
+        return DrafterServiceStub(self._channel.current())
 
     async def get_status(self, timeout_s: float) -> ServerStatus:
         try:
-            response = await self._stub.GetStatus(drafter_pb2.DrafterServiceGetStatusRequest(), timeout=timeout_s)
+            response = await self._stub().GetStatus(drafter_pb2.DrafterServiceGetStatusRequest(), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from error
         return server_status_from_pb(response.status)
@@ -102,7 +108,7 @@ class DrafterPeer(Peer):
     async def attach_session(self, request: AttachSession, timeout_s: float) -> None:
         """Returns once the verifier has taken the drafter; raises what drafter or verifier refused it with."""
         try:
-            await self._stub.AttachSession(attach_session_to_pb(request), timeout=timeout_s)
+            await self._stub().AttachSession(attach_session_to_pb(request), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from error
 

@@ -6,9 +6,9 @@ defaults, and refuses to know what they do. Secrets are SecretStr, so that no lo
 
 import ipaddress
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from specdec.params import MAX_DRAFT_NODES
@@ -67,8 +67,25 @@ class WireSettings(BaseModel):
     """A server takes pings that come no faster; must be below the other side's keepalive_time_s."""
     max_concurrent_streams: int = Field(default=1024, ge=1)
     """Calls that one connection may have open; more wait at the caller."""
+    max_metadata_bytes: int = Field(default=16 << 10, ge=1 << 10, le=1 << 20)
+    """Largest metadata of one call that is received, a bearer token included."""
+    pad_messages_to_bytes: int = Field(default=0, ge=0, le=1 << 16)
+    """Messages on streams are filled up to a multiple of it, so that their size does not tell how many tokens were
+    accepted. 0: they are as long as they are."""
+    max_connections: int = Field(default=1024, ge=1)
+    """Connections that a server has at one time; more are closed before they can ask for anything."""
+    handshake_timeout_s: float = Field(default=10.0, gt=0, le=120)
+    """A connection that has not finished its TLS or HTTP/2 handshake by then is closed."""
     max_reconnect_backoff_s: float = Field(default=2.0, gt=0)
     """Longest pause between attempts to reach a peer; grpc's own default of 120 s outlasts any failover."""
+
+
+class CertificatePaths(NamedTuple):
+    """PEM files of one identity. Without authorities nobody's certificate is asked for."""
+
+    certificate: Path
+    private_key: Path
+    authorities: Path | None = None
 
 
 class RoleSettings(BaseSettings):
@@ -81,11 +98,35 @@ class RoleSettings(BaseSettings):
     metrics: Endpoint = "127.0.0.1:0"
     """Where /metrics is served over HTTP."""
     insecure_bind: bool = False
-    """Allows other than loopback addresses: there is no TLS here, so the network has to be trusted."""
+    """Allows other than loopback addresses where nothing is encrypted: gRPC without certificates, and /metrics always.
+    The network has to be trusted then."""
+    tls_cert: Path | None = None
+    """PEM file with this role's certificate and its intermediates, whose DNS name is <role>.specdec. With it the roles
+    speak TLS among themselves, and each proves which it is. Read again when it changes."""
+    tls_key: Path | None = None
+    """PEM file with the certificate's private key."""
+    tls_ca: Path | None = None
+    """PEM file with the authorities whose certificates other roles must have."""
+    reflection: bool = True
+    """Whether the server tells tools what its services look like."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     drain_grace_s: float = Field(default=10.0, ge=0, le=600)
     """After SIGTERM open streams have this long to end by themselves."""
     wire: WireSettings = WireSettings()
+
+    @model_validator(mode="after")
+    def _whole_tls(self) -> Self:
+        given = [name for name in ("tls_cert", "tls_key", "tls_ca") if getattr(self, name) is not None]
+        if len(given) in (1, 2):
+            raise ValueError(f"tls_cert, tls_key and tls_ca go together; given: {', '.join(given)}")
+        return self
+
+    @property
+    def tls(self) -> "CertificatePaths | None":
+        """Where this role's own certificate lies; None: the roles speak in plaintext."""
+        if self.tls_cert is None or self.tls_key is None:
+            return None
+        return CertificatePaths(self.tls_cert, self.tls_key, self.tls_ca)
 
 
 class _ModelSettings(RoleSettings):
@@ -128,6 +169,13 @@ class VerifierSettings(_ModelSettings):
     waits for one of them. None: 64 on a CPU, on a GPU the most that the self-check found exact."""
     default_max_new_tokens: int = Field(default=1024, ge=1)
     """Output limit of requests that give none."""
+    kept_tokens_grace_s: float = Field(default=30.0, ge=0, le=3600)
+    """A session whose owner's stream broke keeps its tokens, and no cache, for this long: the next owner goes on from
+    them. 0: none are kept."""
+    max_verify_streams_per_peer: int = Field(default=64, ge=1, le=65536)
+    """Drafters' streams from one address; more are answered TOO_MANY_STREAMS. One for each drafter will do."""
+    max_attachments_per_stream: int = Field(default=1024, ge=1, le=65536)
+    """Sessions that one drafter may be attached to at one time."""
 
 
 class DrafterSettings(_ModelSettings):
@@ -173,6 +221,26 @@ class OrchestratorSettings(RoleSettings):
     health_interval_s: float = Field(default=1.0, gt=0, le=60)
     """Pause between two looks at each verifier and drafter."""
 
+    edge_tls_cert: Path | None = None
+    """PEM file with the certificate that clients see, which names the host that they connect to. None: tls_cert."""
+    edge_tls_key: Path | None = None
+    """PEM file with its private key."""
+    auth_tokens: Path | None = None
+    """JSON file with the bearer tokens that clients may have, each with its tenant and scopes. Read again when it
+    changes. With it, or with auth_jwks, no call but Health is answered without a token."""
+    auth_jwks: Path | None = None
+    """JSON Web Key Set with the public keys of those who issue JWTs for clients. Read again when it changes."""
+    auth_jwt_issuer: str = ""
+    """What `iss` of a JWT must be. Needed with auth_jwks."""
+    auth_jwt_audience: str = ""
+    """What `aud` of a JWT must hold. Needed with auth_jwks."""
+    auth_jwt_tenant_claim: str = Field(default="tenant", min_length=1)
+    """The claim of a JWT that names the tenant."""
+    auth_jwt_leeway_s: float = Field(default=30.0, ge=0, le=300)
+    """How far the issuer's clock may be from ours."""
+    max_streams_per_peer: int = Field(default=1024, ge=1)
+    """Calls that the clients of one address may have open; more are answered TOO_MANY_STREAMS."""
+
     @field_validator("verifiers", "drafters", mode="before")
     @classmethod
     def _from_commas(cls, value: Any) -> Any:
@@ -185,3 +253,18 @@ class OrchestratorSettings(RoleSettings):
         if url != EMBEDDED_REDIS and not url.startswith(("redis://", "rediss://")):
             raise ValueError("must be 'embedded', redis://... or rediss://...")
         return value
+
+    @model_validator(mode="after")
+    def _whole_edge(self) -> Self:
+        if (self.edge_tls_cert is None) != (self.edge_tls_key is None):
+            raise ValueError("edge_tls_cert and edge_tls_key go together")
+        if self.auth_jwks is not None and not (self.auth_jwt_issuer and self.auth_jwt_audience):
+            raise ValueError("auth_jwks needs auth_jwt_issuer and auth_jwt_audience")
+        return self
+
+    @property
+    def edge_tls(self) -> CertificatePaths | None:
+        """The certificate that clients see, who need none; None: clients speak in plaintext."""
+        if self.edge_tls_cert is not None and self.edge_tls_key is not None:
+            return CertificatePaths(self.edge_tls_cert, self.edge_tls_key)
+        return None if self.tls is None else self.tls._replace(authorities=None)

@@ -8,6 +8,7 @@ import contextlib
 import importlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -32,6 +33,10 @@ Metrics = Annotated[str | None, typer.Option(help="Where /metrics is served over
 InsecureBind = Annotated[
     bool | None, typer.Option("--insecure-bind/--loopback-only", help="Allow addresses that other machines reach.")
 ]
+TlsCert = Annotated[Path | None, typer.Option(help="This role's certificate, in PEM.")]
+TlsKey = Annotated[Path | None, typer.Option(help="Its private key, in PEM.")]
+TlsCa = Annotated[Path | None, typer.Option(help="The authorities of the other roles' certificates, in PEM.")]
+Reflection = Annotated[bool | None, typer.Option(help="Tell tools what the services look like.")]
 LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or error.")]
 DrainGraceS = Annotated[float | None, typer.Option(help="Seconds for open streams after SIGTERM.")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
@@ -56,6 +61,10 @@ def verifier(
     draft_wait_ms: Annotated[float | None, typer.Option(help="Longest wait for an attached drafter.")] = None,
     max_step_rows: Annotated[int | None, typer.Option(help="Rows of one forward pass; 64 on a CPU.")] = None,
     default_max_new_tokens: Annotated[int | None, typer.Option(help="Output limit of requests that give none.")] = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
+    reflection: Reflection = None,
     insecure_bind: InsecureBind = None,
     log_level: LogLevel = None,
     drain_grace_s: DrainGraceS = None,
@@ -77,6 +86,10 @@ def drafter(
     max_draft_tokens: Annotated[int | None, typer.Option(help="Longest draft.")] = None,
     max_sessions: Annotated[int | None, typer.Option(help="Attached sessions.")] = None,
     niceness: Annotated[int | None, typer.Option(help="Added to the process's nice value.")] = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
+    reflection: Reflection = None,
     insecure_bind: InsecureBind = None,
     log_level: LogLevel = None,
     drain_grace_s: DrainGraceS = None,
@@ -97,6 +110,21 @@ def orchestrator(
     lease_s: Annotated[float | None, typer.Option(help="An owner that is silent so long may be taken over.")] = None,
     max_sessions: Annotated[int | None, typer.Option(help="Streams served at one time.")] = None,
     health_interval_s: Annotated[float | None, typer.Option(help="Pause between two looks at each server.")] = None,
+    edge_tls_cert: Annotated[Path | None, typer.Option(help="What clients see; --tls-cert if not given.")] = None,
+    edge_tls_key: Annotated[Path | None, typer.Option(help="Its private key.")] = None,
+    auth_tokens: Annotated[Path | None, typer.Option(help="JSON file of the clients' bearer tokens.")] = None,
+    auth_jwks: Annotated[Path | None, typer.Option(help="JSON Web Key Set of those who issue JWTs.")] = None,
+    auth_jwt_issuer: Annotated[str | None, typer.Option(help="What iss of a JWT must be.")] = None,
+    auth_jwt_audience: Annotated[str | None, typer.Option(help="What aud of a JWT must hold.")] = None,
+    auth_jwt_tenant_claim: Annotated[str | None, typer.Option(help="The claim that names the tenant.")] = None,
+    auth_jwt_leeway_s: Annotated[
+        float | None, typer.Option(help="How far the issuer's clock may be from ours.")
+    ] = None,
+    max_streams_per_peer: Annotated[int | None, typer.Option(help="Calls open at one time of one address.")] = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
+    reflection: Reflection = None,
     insecure_bind: InsecureBind = None,
     log_level: LogLevel = None,
     drain_grace_s: DrainGraceS = None,
@@ -108,7 +136,8 @@ def orchestrator(
 def _serve(role: str, options: dict[str, Any]) -> None:
     with told_in_one_line():
         settings = read_settings(role, options)
-        require_loopback("--listen", settings.listen, insecure_bind=settings.insecure_bind)
+        encrypted = (settings.edge_tls if role == "orchestrator" else settings.tls) is not None
+        require_loopback("--listen", settings.listen, insecure_bind=settings.insecure_bind or encrypted)
         require_loopback("--metrics", settings.metrics, insecure_bind=settings.insecure_bind)
         with _names_missing_extra(role):  # models are imported while the role runs
             run_role(role_module(role).serve(settings))
@@ -156,4 +185,9 @@ def _names_missing_extra(role: str) -> Iterator[None]:
 
 def _describe(error: "ValidationError") -> str:
     faults = error.errors(include_url=False, include_context=False, include_input=False)
-    return "; ".join(f"--{'.'.join(map(str, fault['loc'])).replace('_', '-')}: {fault['msg']}" for fault in faults)
+    return "; ".join(
+        f"--{'.'.join(map(str, fault['loc'])).replace('_', '-')}: {fault['msg']}"
+        if fault["loc"]
+        else fault["msg"].removeprefix("Value error, ")  # of several options together
+        for fault in faults
+    )

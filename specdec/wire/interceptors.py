@@ -34,10 +34,10 @@ _STATUS_DETAILS_KEY = "grpc-status-details-bin"
 
 Context = grpc.aio.ServicerContext[Any, Any]
 if TYPE_CHECKING:  # the stubs make it generic, the library does not
-    _Handler = grpc.RpcMethodHandler[Any, Any]
+    Handler = grpc.RpcMethodHandler[Any, Any]
 else:
-    _Handler = grpc.RpcMethodHandler
-_Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]]
+    Handler = grpc.RpcMethodHandler
+Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]
 
 _log = structlog.get_logger(__name__)
 
@@ -46,16 +46,16 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Turns what a handler raises into a status. The call's own cancellation and the handler's aborts pass through."""
 
     async def intercept_service(
-        self, continuation: _Continuation, handler_call_details: grpc.HandlerCallDetails
-    ) -> _Handler | None:
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> Handler | None:
         handler = await continuation(handler_call_details)
         # An unknown method has no handler, and grpc answers UNIMPLEMENTED.
         return None if handler is None else _guarded(handler, handler_call_details.method)
 
 
-def _guarded(handler: _Handler, method: str) -> _Handler:
+def _guarded(handler: Handler, method: str) -> Handler:
     """The same handler, with its failures mapped and its requests parsed here, so that garbage is mapped too."""
-    behaviour: Any = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+    behaviour = behaviour_of(handler)
     parse: Any = handler.request_deserializer
 
     def parsed(request: Any) -> Any:
@@ -67,7 +67,7 @@ def _guarded(handler: _Handler, method: str) -> _Handler:
         try:
             return await behaviour(parsed(request), context)
         except (Exception, asyncio.CancelledError) as error:
-            await _abort(error, context, method)
+            await abort(error, context, method)
 
     async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
         try:
@@ -76,17 +76,37 @@ def _guarded(handler: _Handler, method: str) -> _Handler:
                 async for response in responses:
                     yield response
         except (Exception, asyncio.CancelledError) as error:
-            await _abort(error, context, method)
+            await abort(error, context, method)
 
     # A handler that streams by context.write is a coroutine function like one that returns its only response.
-    guarded: Any = stream if inspect.isasyncgenfunction(behaviour) else call
-    make = {
+    return handler_like(handler, stream if inspect.isasyncgenfunction(behaviour) else call, None)
+
+
+def behaviour_of(handler: Handler) -> Any:
+    """What a handler does, in whichever shape of call."""
+    return handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+
+
+def handler_like(
+    handler: Handler,
+    behaviour: Any,
+    parse: Callable[[bytes], Any] | None,
+    serialize: Callable[[Any], bytes] | None = None,
+) -> Handler:
+    """A handler of the same shape of call, which does `behaviour` with what `parse` makes of each request.
+
+    Without `serialize` responses are serialized as before.
+    """
+    make: Any = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,
         (True, False): grpc.stream_unary_rpc_method_handler,
         (True, True): grpc.stream_stream_rpc_method_handler,
     }[handler.request_streaming, handler.response_streaming]
-    return make(guarded, request_deserializer=None, response_serializer=handler.response_serializer)
+    wrapped: Handler = make(
+        behaviour, request_deserializer=parse, response_serializer=serialize or handler.response_serializer
+    )
+    return wrapped
 
 
 def _parsed(request: bytes, parse: Callable[[bytes], Any]) -> Any:
@@ -101,7 +121,8 @@ async def _parsed_stream(requests: AsyncIterator[bytes], parse: Callable[[bytes]
         yield _parsed(request, parse)
 
 
-async def _abort(error: Exception | asyncio.CancelledError, context: Context, method: str) -> None:
+async def abort(error: Exception | asyncio.CancelledError, context: Context, method: str) -> None:
+    """Ends a call with the status of an error, or with INTERNAL where the error is none of the tree."""
     if isinstance(error, grpc.aio.AbortError) or (isinstance(error, asyncio.CancelledError) and _is_being_cancelled()):
         raise error
     known = _as_known(error)

@@ -1,0 +1,66 @@
+"""Which role calls which: the table, the gate that holds a server to it, and what a caller expects of a server.
+
+A role is a DNS name in the certificate, `<role>.specdec`; where it runs is no part of it. Knows no services' content.
+"""
+
+import contextlib
+import enum
+from collections.abc import Iterator
+
+from specdec.errors import PermissionDeniedError, UnauthenticatedError
+from specdec.wire.certificates import CertificateFiles
+from specdec.wire.gate import HEALTH_PREFIX
+from specdec.wire.interceptors import Context
+
+TRUST_DOMAIN = "specdec"
+
+
+class Role(enum.Enum):
+    VERIFIER = "verifier"
+    DRAFTER = "drafter"
+    ORCHESTRATOR = "orchestrator"
+
+    @property
+    def dns_name(self) -> str:
+        return f"{self.value}.{TRUST_DOMAIN}"
+
+
+ANY_ROLE = frozenset(Role)
+ALLOWED_CALLERS = {
+    "/specdec.v1.VerifierService/OpenSession": frozenset({Role.ORCHESTRATOR}),
+    "/specdec.v1.VerifierService/Verify": frozenset({Role.DRAFTER}),
+    "/specdec.v1.VerifierService/GetStatus": ANY_ROLE,
+    "/specdec.v1.DrafterService/AttachSession": frozenset({Role.ORCHESTRATOR}),
+    "/specdec.v1.DrafterService/DetachSession": frozenset({Role.ORCHESTRATOR}),
+    "/specdec.v1.DrafterService/GetStatus": ANY_ROLE,
+}
+"""What is not in it is closed, but for Health and reflection: those are for whoever has the authority's certificate."""
+_OPEN_PREFIXES = (HEALTH_PREFIX, "/grpc.reflection.")
+
+
+class RoleGate:
+    """Of a server that asked for a certificate in the handshake; which authority signed it was checked there."""
+
+    @contextlib.contextmanager
+    def admit(self, method: str, context: Context) -> Iterator[None]:
+        """Raises UnauthenticatedError for a certificate without a role, PermissionDeniedError for the wrong one."""
+        if not method.startswith(_OPEN_PREFIXES):
+            roles = caller_roles(context)
+            if not roles:
+                raise UnauthenticatedError("the certificate names no role of this system")
+            if roles.isdisjoint(ALLOWED_CALLERS.get(method, ())):
+                names = ", ".join(sorted(role.value for role in roles))
+                raise PermissionDeniedError(f"{method} is not for the role {names}", method=method, role=names)
+        yield
+
+
+def caller_roles(context: Context) -> frozenset[Role]:
+    """Roles that the caller's certificate names. Other kinds of names than DNS names are not looked at."""
+    names = {name.decode(errors="replace") for name in (context.auth_context() or {}).get("peer_dns", ())}
+    return frozenset(role for role in Role if role.dns_name in names)
+
+
+def require_own_role(certificates: CertificateFiles, role: Role) -> None:
+    """Raises ValueError for a certificate with which nobody would take us for the role."""
+    if role.dns_name not in certificates.current().dns_names:
+        raise ValueError(f"tls_cert: the certificate does not have the DNS name {role.dns_name}")
