@@ -13,8 +13,9 @@ from google.rpc import status_pb2
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from bench.hostile.messages import hostile_bytes, hostile_message, with_hostile_fields
+from bench.hostile.sound import sound_messages
 from orchestrator.record import decode_record, decode_tokens
-from specdec.bench.hostile_messages import hostile_bytes, hostile_message, with_hostile_fields
 from specdec.config import DrafterSettings, OrchestratorSettings, VerifierSettings, parse_endpoint
 from specdec.errors import ModelLoadError, SpecdecError
 from specdec.model.synthetic_options import PREFIX, parse_synthetic
@@ -31,7 +32,6 @@ from specdec.wire.convert import (
 )
 from specdec.wire.interceptors import error_from_rpc
 from specdec.wire.tenant import TENANT_KEY, tenant_from_metadata
-from tests.fuzz.sound_messages import sound_messages
 
 NUM_EXAMPLES = 400
 fuzzed = settings(

@@ -105,3 +105,32 @@ def sound_messages() -> tuple[Message, ...]:
             load=common_pb2.Load(num_active_sessions=1, kv_used_bytes=5, kv_budget_bytes=10),
         ),
     )
+
+
+def sound_requests(verifier_endpoint: str) -> tuple[Message, ...]:
+    """Requests that a server takes: short outputs, and a session that a drafter may be told to join."""
+    spec = common_pb2.GenerationSpec(text="hello", stop=common_pb2.StopCriteria(max_new_tokens=2))
+    prompt = common_pb2.GenerationSpec(
+        tokens=common_pb2.TokenPrompt(token_ids=[300, 301]), stop=common_pb2.StopCriteria(max_new_tokens=2)
+    )
+    attach = verifier_pb2.Attach(
+        epoch=1, attach_key=b"k" * 32, known_digest=b"d" * 32, protocol_version=1, vocabulary_size=4096
+    )
+    return (
+        generation_pb2.GenerateRequest(spec=spec),
+        generation_pb2.GenerateRequest(spec=prompt, session_id="stranger"),
+        generation_pb2.ResumeRequest(session_id="stranger", received_token_ids=[4]),
+        generation_pb2.CancelRequest(session_id="stranger"),
+        verifier_pb2.OpenSessionRequest(session_id="stranger", epoch=1, owner_nonce=b"n" * 16, spec=spec),
+        verifier_pb2.VerifyRequest(attachment_id=1, session_id="stranger", attach=attach),
+        drafter_pb2.AttachSessionRequest(
+            session_id="stranger",
+            epoch=1,
+            verifier_endpoint=verifier_endpoint,
+            attachment_id=1,
+            attach_key=b"k" * 32,
+            known_token_ids=[300, 301],
+            prompt_length=2,
+        ),
+        drafter_pb2.DetachSessionRequest(session_id="stranger", attachment_id=1),
+    )
