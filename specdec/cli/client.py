@@ -4,7 +4,7 @@ Knows GenerationService alone; `generate`, `demo` and `bench` use it.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -54,10 +54,10 @@ class GenerationClient:
     ) -> None:
         await self._channel.close()
 
-    async def generate(self, spec: GenerationSpec, session_id: str = "") -> AsyncIterator[GenerationEvent]:
+    async def generate(self, spec: GenerationSpec, session_id: str = "") -> AsyncGenerator[GenerationEvent, None]:
         """One Started, PromptLogprobs where asked for, any number of Delta, one Finished for each sample.
 
-        Leaving the iterator ends the stream.
+        Closing the iterator ends the stream.
 
         Raises:
             SpecdecError: what the server refused or how it failed; PeerUnavailableError where none answers.
@@ -74,7 +74,7 @@ class GenerationClient:
 
     async def resume(
         self, session_id: SessionId, received_token_ids: Sequence[int], spec: GenerationSpec
-    ) -> AsyncIterator[GenerationEvent]:
+    ) -> AsyncGenerator[GenerationEvent, None]:
         """The rest of a stream that broke, for the tenant that it was for; raises as `generate` does.
 
         Each of several samples is resumed by itself: Started.sample_session_ids names their sessions.
