@@ -33,6 +33,7 @@ from specdec.messages import (
     ModelInfo,
 )
 from specdec.telemetry import DrafterMetrics
+from specdec.wire.certificates import CertificateFiles
 
 CONNECT_TIMEOUT_S = 5.0
 ATTACH_TIMEOUT_S = 30.0
@@ -60,6 +61,7 @@ class Drafter:
         max_sessions: int,
         max_draft_tokens: int,
         wire: WireSettings,
+        certificates: CertificateFiles | None = None,
     ) -> None:
         self._proposer = proposer
         self._device = device
@@ -67,6 +69,7 @@ class Drafter:
         self._max_sessions = max_sessions
         self._max_draft_tokens = max_draft_tokens
         self._wire = wire
+        self._certificates = certificates
         self._verifiers: dict[str, VerifierLink] = {}
         self.draining = False
 
@@ -226,7 +229,7 @@ class Drafter:
 
     def _verifier(self, endpoint: str) -> VerifierLink:
         if endpoint not in self._verifiers:
-            self._verifiers[endpoint] = VerifierLink(endpoint, self._wire)
+            self._verifiers[endpoint] = VerifierLink(endpoint, self._wire, self._certificates)
         return self._verifiers[endpoint]
 
     def _num_attachments(self) -> int:

@@ -16,6 +16,7 @@ from specdec.daemon_thread import in_daemon_thread
 from specdec.telemetry import DrafterMetrics, MetricsExporter, configure_logging
 from specdec.v1 import drafter_pb2
 from specdec.v1.drafter_pb2_grpc import add_DrafterServiceServicer_to_server
+from specdec.wire.role_identity import Role, RoleGate, role_certificates
 from specdec.wire.server import GrpcServer
 from specdec.wire.shutdown import shutdown_signal
 
@@ -25,7 +26,8 @@ log = structlog.get_logger(__name__)
 async def serve(settings: DrafterSettings) -> None:
     """Runs the drafter until SIGTERM or SIGINT. Answers NOT_SERVING and LOADING until the proposer is there.
 
-    Raises ModelLoadError where the model cannot be had, OSError where an address cannot be bound.
+    Raises ModelLoadError where the model cannot be had, OSError where an address cannot be bound or a file not
+    be read, UnusableFileError where a certificate is of no use.
     """
     configure_logging("drafter", settings.log_level)
     os.nice(settings.niceness)
@@ -33,7 +35,15 @@ async def serve(settings: DrafterSettings) -> None:
     metrics = DrafterMetrics()
     device = DeviceThread()
     servicer = DrafterServicer(settings.proposer)
-    server = GrpcServer(settings.listen, wire=settings.wire, insecure_bind=settings.insecure_bind)
+    certificates = role_certificates(settings.tls, Role.DRAFTER)
+    server = GrpcServer(
+        settings.listen,
+        wire=settings.wire,
+        insecure_bind=settings.insecure_bind,
+        certificates=certificates,
+        gate=RoleGate() if certificates else None,
+        with_reflection=settings.reflection,
+    )
     server.add(
         add_DrafterServiceServicer_to_server, servicer, drafter_pb2.DESCRIPTOR.services_by_name["DrafterService"]
     )
@@ -52,6 +62,7 @@ async def serve(settings: DrafterSettings) -> None:
                     max_sessions=settings.max_sessions,
                     max_draft_tokens=settings.max_draft_tokens,
                     wire=settings.wire,
+                    certificates=certificates,
                 )
                 servicer.drafter = drafter
                 await server.set_serving()

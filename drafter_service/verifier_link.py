@@ -25,6 +25,7 @@ from specdec.messages import (
     Draft,
     VerifierMessage,
 )
+from specdec.wire.certificates import CertificateFiles
 
 log = structlog.get_logger(__name__)
 
@@ -66,11 +67,11 @@ class Entry:
 class VerifierLink:
     """The attachments at one endpoint. `num_joining` counts those that wait for a stream."""
 
-    def __init__(self, endpoint: str, wire: WireSettings) -> None:
+    def __init__(self, endpoint: str, wire: WireSettings, certificates: CertificateFiles | None) -> None:
         self.entries: dict[AttachmentKey, Entry] = {}
         self.num_joining = 0
         self.measured = SharedMeasurements()
-        self.client = VerifyClient(endpoint, self._route, self._drop_all, self._is_needed, wire)
+        self.client = VerifyClient(endpoint, self._route, self._drop_all, self._is_needed, wire, certificates)
 
     def leave(self, key: AttachmentKey) -> None:
         """Forgets an attachment and says so to the verifier, who ignores it where it knows already."""

@@ -19,8 +19,11 @@ from specdec.ids import AttachmentId, SessionId
 from specdec.messages import Addressed, DrafterMessage
 from specdec.v1 import verifier_pb2 as pb
 from specdec.v1.verifier_pb2_grpc import VerifierServiceStub
-from specdec.wire.channel import open_channel
+from specdec.wire.certificates import CertificateFiles
+from specdec.wire.channel import RoleChannel
 from specdec.wire.convert import verify_request_to_pb, verify_response_from_pb
+from specdec.wire.padding import pad
+from specdec.wire.role_identity import Role
 
 MAX_QUEUED_MESSAGES = 1024
 FIRST_BACKOFF_S = 0.1
@@ -48,12 +51,14 @@ class VerifyClient:
         on_broken: Callable[[], None],
         is_needed: Callable[[], bool],
         wire: WireSettings,
+        certificates: CertificateFiles | None = None,
     ) -> None:
         self.endpoint = endpoint
         self._on_message = on_message
         self._on_broken = on_broken
         self._is_needed = is_needed
         self._wire = wire
+        self._certificates = certificates
         self._connected = asyncio.Event()
         self._outbox: asyncio.Queue[pb.VerifyRequest | None] = asyncio.Queue(MAX_QUEUED_MESSAGES)
         self._task: asyncio.Task[None] | None = None
@@ -72,7 +77,8 @@ class VerifyClient:
         if not self._connected.is_set():
             raise PeerUnavailableError("the stream to the verifier is broken", endpoint=self.endpoint)
         try:
-            self._outbox.put_nowait(verify_request_to_pb(Addressed(session_id, attachment_id, message)))
+            request = verify_request_to_pb(Addressed(session_id, attachment_id, message))
+            self._outbox.put_nowait(pad(request, self._wire.pad_messages_to_bytes))
         except asyncio.QueueFull:
             raise PeerUnavailableError("the verifier does not read its stream", endpoint=self.endpoint) from None
 
@@ -88,8 +94,10 @@ class VerifyClient:
 
     async def _run(self) -> None:
         backoff_s = FIRST_BACKOFF_S
-        async with open_channel(self.endpoint, self._wire) as channel:
+        to_verifier = RoleChannel(self.endpoint, Role.VERIFIER, self._wire, self._certificates)
+        try:
             while True:
+                channel = to_verifier.current()
                 try:
                     await asyncio.wait_for(channel.channel_ready(), CONNECT_TIMEOUT_S)
                     backoff_s = FIRST_BACKOFF_S
@@ -105,6 +113,8 @@ class VerifyClient:
                     return
                 await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads reconnects
                 backoff_s = min(2 * backoff_s, self._wire.max_reconnect_backoff_s)
+        finally:
+            await to_verifier.close()
 
     async def _stream(self, channel: grpc.aio.Channel) -> None:
         """One stream from its opening to its end. Raises AioRpcError when it breaks."""

@@ -18,6 +18,7 @@ from orchestrator.endpoints import EndpointView, Role
 from orchestrator.peers import DrafterPeer, Peer, VerifierPeer
 from specdec.config import WireSettings
 from specdec.errors import DeadlineError, InvalidParameterError, SpecdecError
+from specdec.wire.certificates import CertificateFiles
 
 _CALL_TIMEOUT_S = 1.0
 _LATE_ANSWERS_UNTIL_UNHEALTHY = 3
@@ -31,10 +32,18 @@ _log = structlog.get_logger(__name__)
 class Cluster:
     """The view and the connections behind it. `run` keeps both until it is cancelled."""
 
-    def __init__(self, discovery: Discovery, *, interval_s: float, wire: WireSettings) -> None:
+    def __init__(
+        self,
+        discovery: Discovery,
+        *,
+        interval_s: float,
+        wire: WireSettings,
+        certificates: CertificateFiles | None = None,
+    ) -> None:
         self._discovery = discovery
         self._interval_s = interval_s
         self._wire = wire
+        self._certificates = certificates
         self._views: dict[str, EndpointView] = {}
         self._peers: dict[str, Peer] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
@@ -124,7 +133,7 @@ class Cluster:
         for endpoint, (role, make_peer) in wanted.items():
             if endpoint not in self._views:
                 self._views[endpoint] = EndpointView(endpoint, role)
-                self._peers[endpoint] = make_peer(endpoint, self._wire)
+                self._peers[endpoint] = make_peer(endpoint, self._wire, self._certificates)
                 self._watches[endpoint] = asyncio.create_task(self._watch(endpoint), name=f"watch {endpoint}")
 
     async def _forget(self, endpoint: str) -> None:

@@ -172,3 +172,8 @@ class DeadlineError(SpecdecError):
 
 class ModelLoadError(SpecdecError):
     """A model could not be found, fetched, checked or read. Start-up only."""
+
+
+class UnusableFileError(ValueError):
+    """A file of the operator does not hold what it should; the message names it and quotes nothing. At start-up it ends
+    the role, and no caller ever hears of it."""

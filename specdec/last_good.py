@@ -10,6 +10,8 @@ from typing import Generic, TypeVar
 
 import structlog
 
+from specdec.errors import UnusableFileError
+
 Content = TypeVar("Content")
 
 _log = structlog.get_logger(__name__)
@@ -22,11 +24,11 @@ class LastGood(Generic[Content]):
 
     Args:
         paths: the files that belong together.
-        read: makes one content of them. What it raises tells what is wrong and never what is in the files.
+        read: makes one content of them; raises OSError or UnusableFileError.
         what: for the log.
 
     Raises:
-        OSError, ValueError: from the constructor alone, where there is nothing good to begin with.
+        OSError, UnusableFileError: from the constructor alone, where there is nothing good to begin with.
     """
 
     def __init__(self, paths: Sequence[Path], read: Callable[[], Content], what: str) -> None:
@@ -45,7 +47,7 @@ class LastGood(Generic[Content]):
                 self._signature = signature  # before the attempt: what is wrong now is told once
                 try:
                     self._content = self._read()
-                except (OSError, ValueError) as error:
+                except (OSError, UnusableFileError) as error:
                     reason = error.strerror or "unreadable" if isinstance(error, OSError) else str(error)
                     _log.warning("files_not_usable_last_good_ones_stay", what=self._what, fault=reason)
                 else:

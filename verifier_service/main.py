@@ -12,6 +12,7 @@ from specdec.daemon_thread import in_daemon_thread
 from specdec.telemetry import MetricsExporter, VerifierMetrics, configure_logging
 from specdec.v1 import verifier_pb2
 from specdec.v1.verifier_pb2_grpc import add_VerifierServiceServicer_to_server
+from specdec.wire.role_identity import Role, RoleGate, role_certificates
 from specdec.wire.server import GrpcServer
 from specdec.wire.shutdown import shutdown_signal
 from verifier_service.observer import MetricsObserver
@@ -34,14 +35,23 @@ LAST_STEP_S = 5.0
 async def serve(settings: VerifierSettings) -> None:
     """Runs the verifier until SIGTERM or SIGINT. Answers NOT_SERVING and LOADING until the model is there.
 
-    Raises ModelLoadError where the model cannot be had, OSError where an address cannot be bound.
+    Raises ModelLoadError where the model cannot be had, OSError where an address cannot be bound or a file not
+    be read, UnusableFileError where a certificate is of no use.
     """
     configure_logging("verifier", settings.log_level)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     stopping = shutdown_signal()
     metrics = VerifierMetrics()
-    servicer = VerifierServicer()
-    server = GrpcServer(settings.listen, wire=settings.wire, insecure_bind=settings.insecure_bind)
+    servicer = VerifierServicer(settings.max_verify_streams_per_peer)
+    certificates = role_certificates(settings.tls, Role.VERIFIER)
+    server = GrpcServer(
+        settings.listen,
+        wire=settings.wire,
+        insecure_bind=settings.insecure_bind,
+        certificates=certificates,
+        gate=RoleGate() if certificates else None,
+        with_reflection=settings.reflection,
+    )
     service = verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"]
     server.add(add_VerifierServiceServicer_to_server, servicer, service)
     with MetricsExporter(metrics, settings.metrics, insecure_bind=settings.insecure_bind) as exporter:
@@ -80,7 +90,7 @@ async def _load(settings: VerifierSettings, metrics: VerifierMetrics) -> "Target
 
 
 async def _drain(servicer: VerifierServicer, target: "Target", server: GrpcServer, grace_s: float) -> None:
-    """No new sessions; the open ones may finish within the grace."""
+    """No new sessions. The owners of the open ones have the grace to take them elsewhere, or let them finish."""
     log.info("draining", grace_s=grace_s)
     servicer.draining = True
     await server.set_not_serving()
@@ -89,5 +99,8 @@ async def _drain(servicer: VerifierServicer, target: "Target", server: GrpcServe
     while time.monotonic() < deadline:
         load = target.engine.load()
         if load.num_active_sessions + load.num_waiting_sessions == 0:
-            return
+            break
         await asyncio.sleep(DRAIN_POLL_S)
+    else:
+        log.warning("sessions_are_left")
+    target.device.submit_release(target.engine.end_sessions)

@@ -11,7 +11,7 @@ from typing import NoReturn
 import typer
 
 from specdec.cli.role_process import RoleFailedError
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, UnusableFileError
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
@@ -44,6 +44,8 @@ def told_in_one_line() -> Iterator[None]:
         for line in error.last_lines[-_SHOWN_LOG_LINES:]:
             print(f"  {error.name} | {line}", file=sys.stderr)
         fail(str(error))
+    except UnusableFileError as error:
+        fail(str(error), EXIT_BAD_INPUT)
     except OSError as error:
         what = f"{error.filename}: " if error.filename else ""
         fail(f"{what}{error.strerror or error}")

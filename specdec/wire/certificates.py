@@ -15,6 +15,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from specdec.config import CertificatePaths
+from specdec.errors import UnusableFileError
 from specdec.last_good import LastGood
 
 _EXPIRY_REMINDER_S = 60.0
@@ -38,7 +39,7 @@ def read_certificate(paths: CertificatePaths) -> Certificate:
 
     Raises:
         OSError: one of them cannot be read.
-        ValueError: a file is no PEM, the key is another certificate's, or the certificate has expired. Names the file.
+        UnusableFileError: a file is no PEM, the key is another certificate's, or the certificate has expired.
     """
     chain_pem = paths.certificate.read_bytes()
     private_key_pem = paths.private_key.read_bytes()
@@ -46,21 +47,21 @@ def read_certificate(paths: CertificatePaths) -> Certificate:
     try:
         leaf = x509.load_pem_x509_certificates(chain_pem)[0]
     except ValueError:
-        raise ValueError(f"{paths.certificate} holds no certificate in PEM") from None
+        raise UnusableFileError(f"{paths.certificate} holds no certificate in PEM") from None
     try:
         key = load_pem_private_key(private_key_pem, password=None)
     except (ValueError, TypeError):  # TypeError: it has a password
-        raise ValueError(f"{paths.private_key} holds no private key in PEM, or one with a password") from None
+        raise UnusableFileError(f"{paths.private_key} holds no private key in PEM, or one with a password") from None
     as_bytes = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     if key.public_key().public_bytes(*as_bytes) != leaf.public_key().public_bytes(*as_bytes):
-        raise ValueError(f"{paths.private_key} is not the key of {paths.certificate}")
+        raise UnusableFileError(f"{paths.private_key} is not the key of {paths.certificate}")
     if authorities_pem is not None:
         try:
             x509.load_pem_x509_certificates(authorities_pem)
         except ValueError:
-            raise ValueError(f"{paths.authorities} holds no certificate in PEM") from None
+            raise UnusableFileError(f"{paths.authorities} holds no certificate in PEM") from None
     if _is_expired(leaf.not_valid_after_utc):
-        raise ValueError(
+        raise UnusableFileError(
             f"the certificate in {paths.certificate} expired at {leaf.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
         )
     return Certificate(chain_pem, private_key_pem, authorities_pem, _dns_names(leaf), leaf.not_valid_after_utc)

@@ -7,7 +7,8 @@ import contextlib
 import enum
 from collections.abc import Iterator
 
-from specdec.errors import PermissionDeniedError, UnauthenticatedError
+from specdec.config import CertificatePaths
+from specdec.errors import PermissionDeniedError, UnauthenticatedError, UnusableFileError
 from specdec.wire.certificates import CertificateFiles
 from specdec.wire.gate import HEALTH_PREFIX
 from specdec.wire.interceptors import Context
@@ -60,7 +61,16 @@ def caller_roles(context: Context) -> frozenset[Role]:
     return frozenset(role for role in Role if role.dns_name in names)
 
 
-def require_own_role(certificates: CertificateFiles, role: Role) -> None:
-    """Raises ValueError for a certificate with which nobody would take us for the role."""
+def role_certificates(paths: CertificatePaths | None, role: Role) -> CertificateFiles | None:
+    """This role's own; None where the roles speak in plaintext.
+
+    Raises:
+        OSError: a file cannot be read.
+        UnusableFileError: as `read_certificate`, and for a certificate with which nobody would take us for `role`.
+    """
+    if paths is None:
+        return None
+    certificates = CertificateFiles(paths)
     if role.dns_name not in certificates.current().dns_names:
-        raise ValueError(f"tls_cert: the certificate does not have the DNS name {role.dns_name}")
+        raise UnusableFileError(f"the certificate in {paths.certificate} does not have the DNS name {role.dns_name}")
+    return certificates
