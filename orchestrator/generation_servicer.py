@@ -31,7 +31,7 @@ class GenerationServicer(GenerationServiceServicer):
         self, request: pb.GenerateRequest, context: Context
     ) -> AsyncIterator[pb.GenerateResponse]:
         spec, tenant = generation_spec_from_pb(request.spec), tenant_from_metadata(context.invocation_metadata())
-        frames = self._sessions.generate(request.session_id, spec, tenant)
+        frames = self._sessions.generate(request.session_id, spec, tenant, context.time_remaining())
         async with contextlib.aclosing(frames):
             async for frame in frames:
                 yield pb.GenerateResponse(event=generation_event_to_pb(frame))
@@ -41,7 +41,8 @@ class GenerationServicer(GenerationServiceServicer):
     ) -> AsyncIterator[pb.ResumeResponse]:
         spec = generation_spec_from_pb(request.spec) if request.HasField("spec") else None
         tenant = tenant_from_metadata(context.invocation_metadata())
-        frames = self._sessions.resume(request.session_id, request.received_token_ids, spec, tenant)
+        time_left_s = context.time_remaining()
+        frames = self._sessions.resume(request.session_id, request.received_token_ids, spec, tenant, time_left_s)
         async with contextlib.aclosing(frames):
             async for frame in frames:
                 yield pb.ResumeResponse(event=generation_event_to_pb(frame))

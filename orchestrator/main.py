@@ -7,6 +7,7 @@ from collections.abc import Callable
 import structlog
 
 from orchestrator.admin_servicer import AdminServicer
+from orchestrator.admission import Admission
 from orchestrator.cluster import Cluster
 from orchestrator.discovery import StaticDiscovery
 from orchestrator.embedded_store import EmbeddedStore
@@ -15,6 +16,8 @@ from orchestrator.session_runner import RunnerContext, cancel_and_wait
 from orchestrator.session_store import SessionStore, StoreSettings
 from orchestrator.sessions import Sessions
 from orchestrator.store_health import StoreHealth
+from orchestrator.tenant_limits import TenantLimits, TenantTable
+from orchestrator.tenant_limits_file import TenantLimitsSource
 from specdec.config import EMBEDDED_REDIS, OrchestratorSettings
 from specdec.telemetry import MetricsExporter, OrchestratorMetrics, configure_logging
 from specdec.v1 import admin_pb2, generation_pb2
@@ -34,7 +37,7 @@ async def serve(settings: OrchestratorSettings) -> None:
 
     Raises:
         StoreUnavailableError: the embedded store does not start.
-        OSError, ValueError: an address cannot be bound.
+        OSError, ValueError: an address cannot be bound, or a file does not make sense.
     """
     configure_logging("orchestrator", settings.log_level)
     await serve_until(shutdown_signal(), settings)
@@ -45,6 +48,7 @@ async def serve_until(
     stopping: asyncio.Event, settings: OrchestratorSettings, on_serving: Callable[[str], None] = lambda endpoint: None
 ) -> None:
     """The same without signals: serves until the event is set. `on_serving` is told the endpoint. Raises as `serve`."""
+    limits = TenantLimitsSource(_tenant_limits(settings), settings.tenant_limits)
     async with contextlib.AsyncExitStack() as stack:
         store = await stack.enter_async_context(SessionStore(await _store_settings(settings, stack)))
         store_health = StoreHealth(store)
@@ -61,7 +65,13 @@ async def serve_until(
             strict=settings.durability == "strict",
             metrics=metrics,
         )
-        sessions = Sessions(context, max_sessions=settings.max_sessions)
+        admission = Admission(
+            TenantTable(limits.limits_of),
+            lambda: cluster.verifiers,
+            max_sessions=settings.max_sessions,
+            resume_reserve=settings.resume_reserve,
+        )
+        sessions = Sessions(context, admission)
         admin = AdminServicer(sessions, cluster, store_health)
         server = GrpcServer(settings.listen, wire=settings.wire, insecure_bind=settings.insecure_bind)
         server.add(
@@ -93,6 +103,16 @@ async def _store_settings(settings: OrchestratorSettings, stack: contextlib.Asyn
         url = (await stack.enter_async_context(EmbeddedStore())).url
     return StoreSettings(
         url, lease_s=settings.lease_s, session_ttl_s=settings.session_ttl_s, store_tokens=settings.store_tokens
+    )
+
+
+def _tenant_limits(settings: OrchestratorSettings) -> TenantLimits:
+    return TenantLimits(
+        requests_per_s=settings.tenant_requests_per_s,
+        request_burst=settings.tenant_request_burst,
+        tokens_per_s=settings.tenant_tokens_per_s,
+        token_burst=settings.tenant_token_burst,
+        max_streams=settings.tenant_max_streams,
     )
 
 

@@ -14,7 +14,9 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 
 import structlog
 
+from orchestrator.admission import Admission, Slots
 from orchestrator.claim import Claim
+from orchestrator.metered import MeteredSink
 from orchestrator.outbox import FrameSink, Outbox
 from orchestrator.record import RecordState, SessionRecord
 from orchestrator.samples import Placement, SampleStream
@@ -22,7 +24,6 @@ from orchestrator.session_runner import RunnerContext, SessionRunner, StopReason
 from specdec.errors import (
     DrainingError,
     FencedError,
-    InvalidParameterError,
     NotOfferedError,
     OverloadedError,
     ResumeMismatchError,
@@ -47,6 +48,8 @@ _END_TIMEOUT_S = 5.0
 _RETRY_AFTER_S = 1.0
 _OUTBOX_CAPACITY = 256
 """Frames of one sample that its client may be behind."""
+_MAX_CANCELLING = 64
+"""Cancels under way. Each may ask the store for every sample that a request can have."""
 
 _log = structlog.get_logger(__name__)
 
@@ -54,14 +57,15 @@ _log = structlog.get_logger(__name__)
 class Sessions:
     """One object per orchestrator."""
 
-    def __init__(self, context: RunnerContext, *, max_sessions: int) -> None:
+    def __init__(self, context: RunnerContext, admission: Admission) -> None:
         self._context = dataclasses.replace(
             context, num_own_sessions=self.num_by_verifier, num_own_attachments=self.num_by_drafter
         )
-        self._max_sessions = max_sessions
+        self._admission = admission
         self._runners: dict[SessionId, SessionRunner] = {}
         self._samples: dict[SessionId, tuple[SessionId, ...]] = {}
         """The sessions of each request for several samples, while its stream runs."""
+        self._num_cancelling = 0
         self.draining = False
 
     @property
@@ -75,29 +79,42 @@ class Sessions:
         return Counter(runner.chosen_drafter for runner in self._runners.values())
 
     async def generate(
-        self, session_id: str, spec: GenerationSpec, tenant: str = ""
+        self, session_id: str, spec: GenerationSpec, tenant: str = "", time_left_s: float | None = None
     ) -> AsyncGenerator[GenerationEvent, None]:
         """The frames of one output, or of several samples. Closing the iterator means that the client is gone.
 
+        `time_left_s` is until the client's deadline, None where it has none.
+
         Raises:
             EmptyPromptError, InvalidParameterError: see GenerationSpec.validated.
-            SessionExistsError, OverloadedError, DrainingError: it cannot begin here.
+            SessionExistsError, DrainingError, OverloadedError, RateLimitedError, TooManyStreamsError: it cannot begin
+                here; nothing was claimed or opened.
             SpecdecError: whatever ended the stream.
         """
         name = SessionId(validate_request_id(session_id) if session_id else uuid.uuid4().hex)
         if self.is_running(name):
             raise SessionExistsError("the session id is in use")
         spec = _with_seed(spec.validated())
-        if spec.num_samples == 1:
-            frames = self._serve(Claim(name, secrets.token_bytes(_NONCE_BYTES), spec, tenant=tenant))
-        else:
-            frames = self._serve_samples(name, spec, tenant)
-        async with contextlib.aclosing(frames):
-            async for frame in frames:
-                yield frame
+        self._require_open()
+        slots = self._admission.admit(tenant, spec.model, spec.num_samples, time_left_s)
+        try:
+            if spec.num_samples == 1:
+                frames = self._serve(Claim(name, secrets.token_bytes(_NONCE_BYTES), spec, tenant=tenant), slots)
+            else:
+                frames = self._serve_samples(name, spec, tenant, slots)
+            async with contextlib.aclosing(frames):
+                async for frame in frames:
+                    yield frame
+        finally:
+            slots.give_back()
 
     async def resume(
-        self, session_id: str, received_token_ids: Sequence[int], spec: GenerationSpec | None, tenant: str = ""
+        self,
+        session_id: str,
+        received_token_ids: Sequence[int],
+        spec: GenerationSpec | None,
+        tenant: str = "",
+        time_left_s: float | None = None,
     ) -> AsyncGenerator[GenerationEvent, None]:
         """The rest of an output, from the first token that the client has not received.
 
@@ -110,22 +127,40 @@ class Sessions:
             ResumeMismatchError: the tokens are not the session's.
             NotOfferedError: the record keeps no tokens and the request does not bring the prompt as token ids.
             StoreUnavailableError: the record cannot be read.
+            DrainingError, OverloadedError, RateLimitedError, TooManyStreamsError: not here, or not now; what runs goes
+                on, and the session can be resumed as before.
             SpecdecError: whatever ended the stream.
         """
         name = SessionId(validate_session_id(session_id))
-        if (runner := self._runners.get(name)) is not None:
-            if runner.tenant != tenant:
-                raise UnknownSessionError("no such session")
-            await self._end(runner, StopReason.RESUMED)
+        self._require_open()
+        runner = self._runners.get(name)
+        if runner is not None and runner.tenant != tenant:
+            runner = None  # answered as one that is not known, from the record
+        slots = self._admission.admit_resume(tenant, replaces_running=runner is not None)
+        try:
+            received = tuple(received_token_ids)
+            claim = await self._claim_recorded(name, received, spec, tenant)  # what is refused ends nothing that runs
+            if runner is not None:
+                await self._end(runner, StopReason.RESUMED)
+                claim = await self._claim_recorded(name, received, spec, tenant)
+            self._admission.require_room(claim.spec.model, time_left_s)
+            async with contextlib.aclosing(self._serve(claim, slots)) as frames:
+                async for frame in frames:
+                    yield frame
+        finally:
+            slots.give_back()
+
+    async def _claim_recorded(
+        self, name: SessionId, received: tuple[int, ...], spec: GenerationSpec | None, tenant: str
+    ) -> Claim:
         record = await self._context.store.read(name)
         if record is None or record.request is None or record.state not in (RecordState.OPEN, RecordState.FINISHED):
             raise UnknownSessionError("no such session")
         if record.tenant != tenant:
             raise UnknownSessionError("no such session")
         prompt = _prompt_of(record, spec)
-        received = tuple(received_token_ids)
         _check_received(record, prompt, received)
-        claim = Claim(
+        return Claim(
             name,
             secrets.token_bytes(_NONCE_BYTES),
             dataclasses.replace(record.request, prompt=prompt, num_prompt_logprobs=None),
@@ -134,9 +169,6 @@ class Sessions:
             tenant=tenant,
             sample_index=record.sample_index,
         )
-        async with contextlib.aclosing(self._serve(claim)) as frames:
-            async for frame in frames:
-                yield frame
 
     async def cancel(self, session_id: str, tenant: str | None) -> bool:
         """Ends a session, with all samples of its request, wherever it runs, and deletes its record. False where there
@@ -144,15 +176,22 @@ class Sessions:
 
         Raises:
             StoreUnavailableError: it does not run here, and the store that may know it does not answer.
+            OverloadedError: too many cancels are under way.
         """
         name = SessionId(validate_session_id(session_id))
-        names = self._sessions_of(name)
-        runners = [self._runners[each] for each in names if each in self._runners]
-        if tenant is not None and any(runner.tenant != tenant for runner in runners):
-            return False
-        await asyncio.gather(*(self._end(runner, StopReason.CANCELLED) for runner in runners))
-        deleted = await asyncio.gather(*(self._delete_record(each, tenant, must=not runners) for each in names))
-        return any(deleted) or bool(runners)
+        if self._num_cancelling >= _MAX_CANCELLING:
+            raise OverloadedError("too many cancels at one time", retry_after_s=_RETRY_AFTER_S)
+        self._num_cancelling += 1
+        try:
+            names = self._sessions_of(name)
+            found = [self._runners[each] for each in names if each in self._runners]
+            # Others' sessions are answered as those that are not known: by what the store says to this tenant.
+            runners = [runner for runner in found if tenant is None or runner.tenant == tenant]
+            await asyncio.gather(*(self._end(runner, StopReason.CANCELLED) for runner in runners))
+            deleted = await asyncio.gather(*(self._delete_record(each, tenant, must=not runners) for each in names))
+            return any(deleted) or bool(runners)
+        finally:
+            self._num_cancelling -= 1
 
     def is_running(self, session_id: str) -> bool:
         """Whether a session, or a request for several samples, has its stream here."""
@@ -165,12 +204,11 @@ class Sessions:
             await asyncio.wait([asyncio.create_task(r.ended.wait()) for r in self._runners.values()], timeout=grace_s)
         await asyncio.gather(*(self._end(runner, StopReason.DRAINING) for runner in list(self._runners.values())))
 
-    async def _serve(self, claim: Claim) -> AsyncGenerator[GenerationEvent, None]:
+    async def _serve(self, claim: Claim, slots: Slots) -> AsyncGenerator[GenerationEvent, None]:
         if claim.session_id in self._runners:
             raise FencedError("the session is being resumed already")
-        self._admit(1)
         outbox = Outbox(_OUTBOX_CAPACITY)
-        runner = self._start(claim, outbox)
+        runner = self._start(claim, outbox, slots)
         try:
             async with contextlib.aclosing(outbox.frames()) as frames:
                 async for frame in frames:
@@ -179,12 +217,11 @@ class Sessions:
             runner.stop(StopReason.CLIENT_GONE)
 
     async def _serve_samples(
-        self, name: SessionId, spec: GenerationSpec, tenant: str
+        self, name: SessionId, spec: GenerationSpec, tenant: str, slots: Slots
     ) -> AsyncGenerator[GenerationEvent, None]:
         names = tuple(sample_session_id(name, index) for index in range(spec.num_samples))
         if any(each in self._runners for each in names):
             raise SessionExistsError("the session id is in use")
-        self._admit(len(names))
         runners: list[SessionRunner] = []
 
         def stop_all() -> None:
@@ -204,7 +241,7 @@ class Sessions:
                     sample_index=index,
                     placement=placement,
                 )
-                runners.append(self._start(claim, outbox))
+                runners.append(self._start(claim, outbox, slots))
             async with contextlib.aclosing(stream.frames()) as frames:
                 async for frame in frames:
                     yield frame
@@ -212,18 +249,23 @@ class Sessions:
             del self._samples[name]
             stop_all()
 
-    def _admit(self, num_sessions: int) -> None:
+    def _require_open(self) -> None:
         if self.draining:
-            raise DrainingError("the orchestrator takes no new sessions", retry_after_s=_RETRY_AFTER_S)
-        if num_sessions > self._max_sessions:
-            raise InvalidParameterError(f"num_samples: at most {self._max_sessions} here", field="num_samples")
-        if len(self._runners) + num_sessions > self._max_sessions:
-            raise OverloadedError("too many sessions", retry_after_s=_RETRY_AFTER_S)
+            raise DrainingError("the orchestrator takes no new streams", retry_after_s=_RETRY_AFTER_S)
 
-    def _start(self, claim: Claim, outbox: FrameSink) -> SessionRunner:
-        runner = SessionRunner(claim, self._context, outbox)
+    def _start(self, claim: Claim, outbox: FrameSink, slots: Slots) -> SessionRunner:
+        # One prefill serves all samples, and a session that goes on paid for its prompt when it began.
+        charges_prompt = claim.must_be_new and claim.sample_index == 0
+        sink = MeteredSink(outbox, slots.charge, charges_prompt=charges_prompt)
+        runner = SessionRunner(claim, self._context, sink)
         self._runners[claim.session_id] = runner
-        runner.start(on_ended=lambda: self._runners.pop(claim.session_id, None))
+        slots.hold()
+
+        def ended() -> None:
+            self._runners.pop(claim.session_id, None)
+            slots.give_back()
+
+        runner.start(on_ended=ended)
         return runner
 
     def _sessions_of(self, name: SessionId) -> tuple[SessionId, ...]:

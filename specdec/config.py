@@ -217,7 +217,24 @@ class OrchestratorSettings(RoleSettings):
     lease_s: float = Field(default=10.0, ge=1, le=600)
     """An owner that does not renew for this long may be taken over."""
     max_sessions: int = Field(default=256, ge=1, le=65536)
-    """Streams served at one time; more are answered OVERLOADED."""
+    """Sessions served at one time; more are answered OVERLOADED."""
+    resume_reserve: int = Field(default=64, ge=0, le=65536)
+    """Sessions beyond max_sessions that only Resume may begin: those of a lost replica come before new ones."""
+    tenant_requests_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Requests that each tenant may begin here, per second; more are answered RATE_LIMITED, with the time to come
+    again. None: any number. Each orchestrator counts for itself."""
+    tenant_request_burst: int | None = Field(default=None, ge=1)
+    """Requests that may come at once after a pause. None: those of one second, one at least."""
+    tenant_tokens_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Tokens of prompts and outputs that each tenant may be served, per second. They are charged when they are served;
+    a tenant in debt begins nothing new. None: any number."""
+    tenant_token_burst: int | None = Field(default=None, ge=1)
+    """Tokens that may be served at once after a pause. None: those of one second."""
+    tenant_max_streams: int | None = Field(default=None, ge=1)
+    """Sessions that each tenant may have here at one time; more are answered TOO_MANY_STREAMS. None: any number."""
+    tenant_limits: Path | None = None
+    """TOML or JSON file with tenants whose limits differ: [tenants.NAME], with these names less `tenant_`, and numbers
+    or "unlimited". Read again when it changes."""
     health_interval_s: float = Field(default=1.0, gt=0, le=60)
     """Pause between two looks at each verifier and drafter."""
 
