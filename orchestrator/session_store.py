@@ -1,44 +1,31 @@
-"""Sessions' records in Redis, or a server that speaks its protocol. The only room that imports redis.
+"""Sessions' records in Redis, or in servers that speak its protocol.
 
-Knows leases, epochs and rounds as numbers to compare; knows nothing of streams, verifiers or what a token means. Every
-change is one Lua script, atomic and idempotent by request id, because the client library retries after a time-out.
+Knows leases, epochs and rounds as numbers to compare; knows nothing of streams, verifiers or what a token means, and of
+Redis only its scripts. Every change is one Lua script, atomic and idempotent by request id, because calls are retried.
 """
 
-import asyncio
 import dataclasses
 import uuid
-from collections.abc import Awaitable, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from importlib import resources
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
-
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import ExponentialBackoff
-from redis.exceptions import NoScriptError, RedisError
+from typing import Any, NamedTuple, Self
 
 from orchestrator.call_batches import CallBatches
-from orchestrator.record import (
-    Checkpoint,
-    CommittedRound,
-    SessionRecord,
-    checkpoint_fields,
-    decode_record,
-    encode_tokens,
-    record_keys,
-)
-from specdec.errors import StoreUnavailableError
+from orchestrator.lease_index import LeaseIndex
+from orchestrator.record import Checkpoint, CommittedRound, SessionRecord, checkpoint_fields, decode_record, record_keys
+from orchestrator.sealing import RecordSeal, read_key_file
+from orchestrator.store_client import Argument, ScriptCall, StoreClient
 from specdec.ids import Epoch, SessionId
 from specdec.params import FinishReason
 
-_NUM_RETRIES = 2
-_BACKOFF_BASE_S = 0.02
-_BACKOFF_CAP_S = 0.2
-_READY_TIMEOUT_S = 1.0
-_MAX_CONNECTIONS = 32
-"""A burst of calls waits for one of these: the server runs one script at a time, more would only cost memory."""
-_NUM_RECORD_KEYS = len(record_keys(SessionId("")))
+_SESSION_SCRIPTS = ("acquire", "bump", "renew", "release", "commit", "restore", "cancel", "read", "reap")
+_SHARED_SCRIPTS = ("index_add", "index_due", "index_settle", "drained_set", "drained_read")
+_DRAINED_KEY = "specdec:drained"
+_DRAINED_TTL_S = 7 * 86_400.0
+"""A drain is forgotten when no orchestrator has asked for so long."""
 
 
 class AcquireStatus(Enum):
@@ -54,6 +41,13 @@ class WriteStatus(Enum):
     FENCED = "FENCED"  # another owner holds the session
     GAP = "GAP"  # rounds before this one are missing
     LOST = "LOST"  # the store forgot what this owner wrote: it may restore
+
+
+class ReapStatus(Enum):
+    LIVE = "LIVE"  # its lease runs
+    FREED = "FREED"  # claimed and never opened: nothing is left of it
+    ABANDONED = "ABANDONED"  # opened, and without an owner: resumable for a while longer
+    GONE = "GONE"  # finished, cancelled or expired
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,13 +76,24 @@ class BumpReply:
     epoch: Epoch
 
 
+class ReapReply(NamedTuple):
+    """`lease_remaining_s` only with LIVE."""
+
+    status: ReapStatus
+    lease_remaining_s: float
+
+
 @dataclasses.dataclass(frozen=True)
 class StoreSettings:
-    url: str
+    """`url`: see store_connection.py. With a `token_key_file` the text of records is sealed: see sealing.py."""
+
+    url: str = dataclasses.field(repr=False)
     lease_s: float = 10.0
     session_ttl_s: float = 600.0
+    abandoned_ttl_s: float = 600.0
     store_tokens: bool = True
     call_timeout_s: float = 1.0
+    token_key_file: Path | None = None
 
 
 def _milliseconds(seconds: float) -> str:
@@ -99,31 +104,17 @@ class SessionStore:
     """Every method raises StoreUnavailableError where the server does not answer in time.
 
     A `request_id` names a call across retries: the same one is answered the same. Without it each call is a new one,
-    and only the client library's own retries share an id.
+    and only the retries within it share an id. Making one raises ValueError for a URL or a key file that is none, and
+    OSError for a key file that cannot be read.
     """
 
     def __init__(self, settings: StoreSettings) -> None:
         self.settings = settings
-        pool = BlockingConnectionPool.from_url(
-            settings.url,
-            max_connections=_MAX_CONNECTIONS,
-            timeout=settings.call_timeout_s,
-            socket_timeout=settings.call_timeout_s,
-            socket_connect_timeout=settings.call_timeout_s,
-            retry=Retry(ExponentialBackoff(cap=_BACKOFF_CAP_S, base=_BACKOFF_BASE_S), _NUM_RETRIES),
-            health_check_interval=0,
-        )
-        self._redis = Redis.from_pool(pool)
-        # However the library divides its retries, a call ends by then.
-        self._deadline_s = 2 * settings.call_timeout_s
-        self._calls: set[asyncio.Future[Any]] = set()
-        lua = resources.files("orchestrator") / "lua"
-        prelude = (lua / "_prelude.lua").read_text()
-        self._scripts = {
-            name: self._redis.register_script(prelude + (lua / f"{name}.lua").read_text())
-            for name in ("acquire", "bump", "renew", "release", "commit", "restore", "cancel", "read")
-        }
-        self._commits: CallBatches[Sequence[str | bytes], Any] = CallBatches(self._send_commits)
+        self._seal = RecordSeal(read_key_file(settings.token_key_file) if settings.token_key_file is not None else ())
+        self._client = StoreClient(settings.url, _scripts(), call_timeout_s=settings.call_timeout_s)
+        self._commits: dict[str, CallBatches[ScriptCall, Any]] = {}
+        """By node: on a cluster a slow node keeps no other's commits waiting."""
+        self.lease_index = LeaseIndex(self._client, ttl_s=settings.session_ttl_s + settings.lease_s)
 
     async def acquire(
         self,
@@ -147,7 +138,10 @@ class SessionStore:
             ],
             request_id,
         )
-        return AcquireReply(AcquireStatus(status.decode()), Epoch(int(epoch)), int(remaining_ms) / 1000)
+        reply = AcquireReply(AcquireStatus(status.decode()), Epoch(int(epoch)), int(remaining_ms) / 1000)
+        if reply.status is AcquireStatus.ACQUIRED:
+            self.lease_index.note(session_id, self.settings.lease_s)
+        return reply
 
     async def bump(self, lease: Lease, *, epoch_floor: int = 0, request_id: str | None = None) -> BumpReply:
         """The same owner goes on under a new epoch, max(record's, epoch_floor) + 1, with its rounds counted from 0.
@@ -187,7 +181,8 @@ class SessionStore:
         Commits of several sessions share a round trip while the server is at work on others.
         """
         last = rounds[-1]
-        arguments: list[str | bytes] = [
+        codec = self._seal.writing(lease.session_id)
+        arguments: list[Argument] = [
             request_id or uuid.uuid4().hex,
             str(lease.epoch),
             lease.owner_nonce.hex(),
@@ -197,30 +192,37 @@ class SessionStore:
             _milliseconds(self.settings.session_ttl_s),
         ]
         for committed in rounds:
+            stored = self.settings.store_tokens and len(committed.token_ids) > 0
             arguments += (
                 str(committed.round),
                 str(committed.base_position),
                 str(len(committed.token_ids)),
-                encode_tokens(committed.token_ids) if self.settings.store_tokens else b"",
-                committed.prefix_digest,
+                codec.seal_tokens(committed.base_position, committed.token_ids) if stored else b"",
+                codec.kept_digest(committed.prefix_digest),
             )
-        status, _, _ = await self._commits.call([*record_keys(lease.session_id), *arguments])
+        keys = record_keys(lease.session_id)
+        status, _, _ = await self._commits_to(keys[0]).call(ScriptCall(keys, arguments))
         return WriteStatus(status.decode())
 
     async def restore(self, checkpoint: Checkpoint, *, request_id: str | None = None) -> WriteStatus:
         """Writes the whole record: after Opened, and after LOST. OK, DUPLICATE (a later round is there) or FENCED."""
-        arguments: list[str | bytes] = [
+        codec = self._seal.writing(checkpoint.session_id)
+        arguments: list[Argument] = [
             str(checkpoint.round),
             str(len(checkpoint.token_ids)),
             _milliseconds(self.settings.lease_s),
             _milliseconds(self.settings.session_ttl_s),
             "1" if self.settings.store_tokens else "0",
-            encode_tokens(checkpoint.token_ids) if self.settings.store_tokens else b"",
+            codec.seal_tokens(0, checkpoint.token_ids) if self.settings.store_tokens else b"",
+            codec.kept_digest(checkpoint.prefix_digest),
         ]
-        for name, value in checkpoint_fields(checkpoint).items():
+        for name, value in checkpoint_fields(checkpoint, codec).items():
             arguments += [name, value]
         lease = Lease(checkpoint.session_id, checkpoint.epoch, checkpoint.owner_nonce)
-        return await self._write("restore", lease, arguments, request_id)
+        status = await self._write("restore", lease, arguments, request_id)
+        if status is WriteStatus.OK:
+            self.lease_index.note(checkpoint.session_id, self.settings.lease_s)
+        return status
 
     async def cancel(self, session_id: SessionId, tenant: str | None = None, *, request_id: str | None = None) -> bool:
         """Deletes a session and fences its owner. False where there was none, or none of this tenant; None: of any."""
@@ -230,25 +232,43 @@ class SessionStore:
         return WriteStatus(status.decode()) is WriteStatus.OK
 
     async def read(self, session_id: SessionId) -> SessionRecord | None:
-        """The record as it is now, None where there is none."""
-        fields, tokens = await self._run("read", session_id, [], None)
+        """The record as it is now, None where there is none.
+
+        Raises:
+            RecordUnreadableError: it was written over, or sealed with a key that is not here.
+        """
+        fields, tokens, rounds = await self._run("read", session_id, [], None)
         if not fields:
             return None
-        return decode_record(dict(zip(fields[::2], fields[1::2], strict=True)), tokens)
+        return decode_record(
+            dict(zip(fields[::2], fields[1::2], strict=True)),
+            tokens,
+            rounds,
+            lambda sealed_by: self._seal.reading(session_id, sealed_by),
+        )
+
+    async def reap(self, session_id: SessionId) -> ReapReply:
+        """Frees or marks a session that nobody owns, by the store's own clock; see lua/reap.lua."""
+        arguments = [_milliseconds(self.settings.abandoned_ttl_s)]
+        status, _, remaining_ms = await self._run("reap", session_id, arguments, None)
+        return ReapReply(ReapStatus(status.decode()), int(remaining_ms) / 1000)
+
+    async def set_drained(self, endpoint: str, *, drained: bool) -> None:
+        """For all orchestrators of this store: whether an operator wants the endpoint without new work."""
+        arguments = [endpoint, "1" if drained else "0", _milliseconds(_DRAINED_TTL_S)]
+        await self._client.evaluate("drained_set", [_DRAINED_KEY], arguments)
+
+    async def read_drained(self) -> frozenset[str]:
+        """The endpoints that are drained. A drain lasts as long as somebody asks within a week."""
+        endpoints = await self._client.evaluate("drained_read", [_DRAINED_KEY], [_milliseconds(_DRAINED_TTL_S)])
+        return frozenset(endpoint.decode() for endpoint in endpoints)
 
     async def is_reachable(self) -> bool:
-        ping = asyncio.ensure_future(self._redis.ping())
-        try:
-            async with asyncio.timeout(_READY_TIMEOUT_S):
-                await asyncio.shield(ping)  # as every call: see _in_time
-        except (RedisError, OSError, TimeoutError):
-            return False
-        finally:
-            ping.cancel()
-        return True
+        return await self._client.is_reachable()
 
     async def close(self) -> None:
-        await self._redis.aclose()
+        await self.lease_index.close()
+        await self._client.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -259,57 +279,27 @@ class SessionStore:
         await self.close()
 
     async def _write(
-        self, script: str, lease: Lease, arguments: Sequence[str | bytes], request_id: str | None
+        self, script: str, lease: Lease, arguments: Sequence[Argument], request_id: str | None
     ) -> WriteStatus:
         owner = [str(lease.epoch), lease.owner_nonce.hex()]
         status, _, _ = await self._run(script, lease.session_id, [*owner, *arguments], request_id)
         return WriteStatus(status.decode())
 
     async def _run(
-        self, script: str, session_id: SessionId, arguments: Sequence[str | bytes], request_id: str | None
+        self, script: str, session_id: SessionId, arguments: Sequence[Argument], request_id: str | None
     ) -> Any:
         identified = [request_id or uuid.uuid4().hex, *arguments]
-        return await self._in_time(script, self._scripts[script](keys=record_keys(session_id), args=identified))
+        return await self._client.evaluate(script, record_keys(session_id), identified)
 
-    async def _send_commits(self, commits: Sequence[Sequence[str | bytes]]) -> Sequence[Any]:
-        """One round trip for several commits, each with its keys and arguments; replies, and errors in their places."""
-        replies = await self._in_time("commit", self._pipelined("commit", commits))
-        return [
-            StoreUnavailableError(f"the session store did not commit: {type(reply).__name__}")
-            if isinstance(reply, Exception)
-            else reply
-            for reply in replies
-        ]
+    def _commits_to(self, key: str) -> CallBatches[ScriptCall, Any]:
+        node = self._client.node_of(key)
+        if node not in self._commits:
+            self._commits[node] = CallBatches(lambda calls: self._client.evaluate_each("commit", calls))
+        return self._commits[node]
 
-    async def _pipelined(self, script: str, calls: Sequence[Sequence[str | bytes]]) -> Sequence[Any]:
-        registered = self._scripts[script]
-        replies = await self._evaluated(registered.sha, calls)
-        if any(isinstance(reply, NoScriptError) for reply in replies):
-            await self._redis.script_load(registered.script)
-            replies = await self._evaluated(registered.sha, calls)  # those that ran get the same answer again
-        return replies
 
-    async def _evaluated(self, sha: str, calls: Sequence[Sequence[str | bytes]]) -> Sequence[Any]:
-        async with self._redis.pipeline(transaction=False) as pipeline:
-            for keys_and_arguments in calls:
-                pipeline.execute_command("EVALSHA", sha, _NUM_RECORD_KEYS, *keys_and_arguments)
-            return await pipeline.execute(raise_on_error=False)
-
-    async def _in_time(self, script: str, running: Awaitable[Any]) -> Any:
-        # A task of its own: redis-py waits with asyncio.wait_for, which on Python 3.11 may swallow a cancellation. It
-        # cannot swallow ours. The server may still run a call that we gave up; every script takes that well.
-        call = asyncio.ensure_future(running)
-        self._calls.add(call)
-        call.add_done_callback(self._on_call_done)
-        try:
-            async with asyncio.timeout(self._deadline_s):
-                return await asyncio.shield(call)
-        except (RedisError, OSError, TimeoutError) as error:
-            raise StoreUnavailableError(f"the session store did not {script}: {type(error).__name__}") from error
-        finally:
-            call.cancel()
-
-    def _on_call_done(self, call: asyncio.Future[Any]) -> None:
-        self._calls.discard(call)
-        if not call.cancelled():
-            call.exception()  # whoever gave the call up does not ask for it
+def _scripts() -> Mapping[str, str]:
+    lua = resources.files("orchestrator") / "lua"
+    prelude = (lua / "_prelude.lua").read_text()
+    of_sessions = {name: prelude + (lua / f"{name}.lua").read_text() for name in _SESSION_SCRIPTS}
+    return of_sessions | {name: (lua / "shared" / f"{name}.lua").read_text() for name in _SHARED_SCRIPTS}

@@ -5,8 +5,8 @@ local request_id = ARGV[1]
 
 local NUM_REPLIES_KEPT = 32
 local REPLIES_TTL_MS = 60000  -- far longer than a client library goes on retrying
-local BYTES_PER_TOKEN = 4
-local BYTES_PER_ROUND = 16  -- end of the round as little-endian int32, first 12 bytes of the prefix digest there
+local BYTES_PER_TOKEN = 4  -- where tokens are not sealed
+local BYTES_PER_ROUND, BYTES_PER_DIGEST = 16, 12  -- end of the round as little-endian int32, start of the digest there
 
 local function whole(number)
   return string.format('%.0f', number)
@@ -47,6 +47,13 @@ local function not_owner(epoch, nonce)
     return 'FENCED', record_epoch
   end
   return nil, record_epoch
+end
+
+-- For a new epoch. The entries of earlier rounds stay: they tell a client's tokens from others' where tokens are not kept.
+local function count_rounds_from_zero()
+  redis.call('HSET', record_key, 'round', '0', 'rounds_start', '0',
+    'rounds_start_length', redis.call('HGET', record_key, 'committed_length'),
+    'rounds_start_index', whole(redis.call('STRLEN', rounds_key) / BYTES_PER_ROUND))
 end
 
 local function keep_for(ttl_ms)

@@ -5,7 +5,7 @@ local nonce, epoch_floor, lease_ms, ttl_ms, must_be_new =
   ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5], ARGV[6] == '1'
 
 local now = now_ms()
-local record = redis.call('HMGET', record_key, 'epoch', 'nonce', 'lease_expires_ms', 'state', 'committed_length')
+local record = redis.call('HMGET', record_key, 'epoch', 'nonce', 'lease_expires_ms', 'state')
 local epoch, state = tonumber(record[1] or 0), record[4]
 
 if record[1] and record[2] ~= nonce then
@@ -19,13 +19,13 @@ if record[1] and record[2] ~= nonce then
 end
 
 if not record[1] or state == 'CANCELLED' then
-  redis.call('DEL', record_key, tokens_key)
-  redis.call('HSET', record_key, 'state', 'CLAIMED', 'prompt_length', '0', 'committed_length', '0', 'store_tokens', '0')
+  redis.call('DEL', record_key, tokens_key, rounds_key)
+  redis.call('HSET', record_key, 'state', 'CLAIMED',
+    'prompt_length', '0', 'committed_length', '0', 'store_tokens', '0', 'tokens_bytes', '0')
 end
 epoch = math.max(epoch, epoch_floor) + 1
-redis.call('DEL', rounds_key)
-redis.call('HSET', record_key,
-  'epoch', whole(epoch), 'nonce', nonce, 'lease_expires_ms', whole(now + lease_ms),
-  'round', '0', 'rounds_start', '0', 'rounds_start_length', redis.call('HGET', record_key, 'committed_length'))
+redis.call('HSET', record_key, 'epoch', whole(epoch), 'nonce', nonce, 'lease_expires_ms', whole(now + lease_ms))
+redis.call('HDEL', record_key, 'abandoned_ms')
+count_rounds_from_zero()
 keep_for(ttl_ms)
 return answer('ACQUIRED', epoch)

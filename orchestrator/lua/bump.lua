@@ -9,9 +9,7 @@ if denied then
   return answer(denied, record_epoch)
 end
 epoch = math.max(record_epoch, epoch_floor) + 1
-redis.call('DEL', rounds_key)
-redis.call('HSET', record_key,
-  'epoch', whole(epoch), 'lease_expires_ms', whole(now_ms() + lease_ms),
-  'round', '0', 'rounds_start', '0', 'rounds_start_length', redis.call('HGET', record_key, 'committed_length'))
+redis.call('HSET', record_key, 'epoch', whole(epoch), 'lease_expires_ms', whole(now_ms() + lease_ms))
+count_rounds_from_zero()
 keep_for(ttl_ms)
 return answer('OK', epoch)

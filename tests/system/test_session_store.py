@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 import pytest_asyncio
+from redis.asyncio import Redis
 
 from orchestrator.embedded_store import EmbeddedStore
 from orchestrator.record import RecordState
@@ -247,7 +248,8 @@ async def test_commits_of_many_sessions_share_round_trips_and_one_that_is_fenced
 ) -> None:
     leases = [await opened(store, f"s{index}") for index in range(8)]
     leases[3] = dataclasses.replace(leases[3], owner_nonce=new_nonce())
-    await store._redis.script_flush()  # a server that was replaced knows no script
+    async with Redis.from_url(store.settings.url) as raw:
+        await raw.script_flush()  # a server that was replaced knows no script
     statuses = await asyncio.gather(*(store.commit(lease, make_round(1, PROMPT, [8])) for lease in leases))
     assert statuses[3] is WriteStatus.FENCED
     assert all(status is WriteStatus.OK for index, status in enumerate(statuses) if index != 3)

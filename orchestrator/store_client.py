@@ -1,0 +1,174 @@
+"""Scripts run at the session store, within a deadline and with our own retries.
+
+Knows scripts as texts, keys and arguments, and which failures pass by themselves: a broken connection, a failover,
+slots that move. Knows nothing of sessions. A retry sends the very same arguments: a script that must not run twice
+finds its request id among them. The client library's own retries are off: a call ends when its deadline says so.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from redis.asyncio import RedisCluster
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    ConnectionError,
+    MasterDownError,
+    MovedError,
+    NoScriptError,
+    ReadOnlyError,
+    RedisClusterException,
+    RedisError,
+    SlotNotCoveredError,
+    TimeoutError,
+    TryAgainError,
+)
+
+from orchestrator.store_connection import connect, parse_store_url
+from specdec.errors import StoreUnavailableError
+
+Argument = str | bytes
+
+_NUM_ATTEMPTS = 3
+_BACKOFF_S = (0.02, 0.1)
+_MAX_CONNECTIONS = 32
+"""A burst of calls waits for one of these: the server runs one script at a time, more would only cost memory."""
+_READY_TIMEOUT_S = 1.0
+_PASSES = (
+    AskError,
+    ClusterDownError,
+    ConnectionError,
+    MasterDownError,
+    MovedError,
+    OSError,
+    ReadOnlyError,
+    RedisClusterException,
+    SlotNotCoveredError,
+    TimeoutError,
+    TryAgainError,
+)
+"""What another attempt may not meet again."""
+
+
+class ScriptCall(NamedTuple):
+    """On a cluster all keys lie in one slot."""
+
+    keys: Sequence[str]
+    arguments: Sequence[Argument]
+
+
+class StoreClient:
+    """`scripts` are the texts by name. A call's deadline is twice `call_timeout_s`, its retries included."""
+
+    def __init__(self, url: str, scripts: Mapping[str, str], *, call_timeout_s: float) -> None:
+        self._redis = connect(parse_store_url(url), call_timeout_s=call_timeout_s, max_connections=2 * _MAX_CONNECTIONS)
+        self._scripts = scripts
+        self._shas = {
+            name: hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest() for name, text in scripts.items()
+        }
+        self._deadline_s = 2 * call_timeout_s
+        self._turns = asyncio.Semaphore(_MAX_CONNECTIONS)
+        self._calls: set[asyncio.Future[Any]] = set()
+
+    async def evaluate(self, script: str, keys: Sequence[str], arguments: Sequence[Argument]) -> Any:
+        """The script's answer. Raises StoreUnavailableError."""
+        (reply,) = await self.evaluate_each(script, [ScriptCall(keys, arguments)])
+        if isinstance(reply, StoreUnavailableError):
+            raise reply
+        return reply
+
+    async def evaluate_each(self, script: str, calls: Sequence[ScriptCall]) -> Sequence[Any]:
+        """Calls of one script in one round trip (to each node that they concern), each with its answer or its error.
+
+        Raises:
+            StoreUnavailableError: the deadline passed; some may have run.
+        """
+        return await self._in_time(script, self._evaluate_each(script, calls))  # type: ignore[no-any-return]
+
+    def node_of(self, key: str) -> str:
+        """Which server has the key, as far as is known: calls for one node make one batch."""
+        if not isinstance(self._redis, RedisCluster):
+            return ""
+        try:
+            node = self._redis.get_node_from_key(key)
+        except SlotNotCoveredError:
+            return ""
+        return node.name if node is not None else ""
+
+    async def is_reachable(self) -> bool:
+        ping = asyncio.ensure_future(self._redis.ping())
+        try:
+            async with asyncio.timeout(_READY_TIMEOUT_S):
+                await asyncio.shield(ping)  # as every call: see _in_time
+        except (RedisError, OSError):
+            return False
+        finally:
+            ping.cancel()
+        return True
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+
+    async def _evaluate_each(self, script: str, calls: Sequence[ScriptCall]) -> Sequence[Any]:
+        replies: dict[int, Any] = {}
+        waiting = list(range(len(calls)))
+        by_text = False
+        for attempt in range(_NUM_ATTEMPTS + 1):  # one more for a server that has to be sent the text
+            try:
+                async with self._turns:
+                    answers = await self._attempt(script, [calls[index] for index in waiting], by_text=by_text)
+            except _PASSES as error:
+                answers = [error] * len(waiting)
+            replies.update(zip(waiting, answers, strict=True))
+            waiting = [index for index in waiting if isinstance(replies[index], (NoScriptError, *_PASSES))]
+            if not waiting:
+                break
+            by_text = by_text or any(isinstance(replies[index], NoScriptError) for index in waiting)
+            failures = [replies[index] for index in waiting if isinstance(replies[index], _PASSES)]
+            if failures and attempt < _NUM_ATTEMPTS:
+                await asyncio.sleep(_BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)])
+                await self._look_again()
+        return [
+            StoreUnavailableError(f"the session store did not {script}: {type(reply).__name__}")
+            if isinstance(reply := replies[index], Exception)
+            else reply
+            for index in range(len(calls))
+        ]
+
+    async def _attempt(self, script: str, calls: Sequence[ScriptCall], *, by_text: bool) -> Sequence[Any]:
+        command = ("EVAL", self._scripts[script]) if by_text else ("EVALSHA", self._shas[script])
+        pipeline = self._redis.pipeline(transaction=False)
+        for call in calls:
+            pipeline.execute_command(*command, len(call.keys), *call.keys, *call.arguments)
+        return await pipeline.execute(raise_on_error=False)  # type: ignore[no-any-return]
+
+    async def _look_again(self) -> None:
+        """Before another attempt: who is the primary now?"""
+        try:
+            if isinstance(self._redis, RedisCluster):
+                await self._redis.nodes_manager.initialize()
+            else:  # those that are in use break when they fail, by themselves
+                await self._redis.connection_pool.disconnect(inuse_connections=False)
+        except (RedisError, OSError):
+            pass  # the attempt will tell
+
+    async def _in_time(self, script: str, running: Awaitable[Any]) -> Any:
+        # A task of its own: redis-py waits with asyncio.wait_for, which on Python 3.11 may swallow a cancellation. It
+        # cannot swallow ours. The server may still run a call that we gave up; every script takes that well.
+        call = asyncio.ensure_future(running)
+        self._calls.add(call)
+        call.add_done_callback(self._on_call_done)
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                return await asyncio.shield(call)
+        except (RedisError, OSError) as error:  # TimeoutError is an OSError
+            raise StoreUnavailableError(f"the session store did not {script}: {type(error).__name__}") from error
+        finally:
+            call.cancel()
+
+    def _on_call_done(self, call: asyncio.Future[Any]) -> None:
+        self._calls.discard(call)
+        if not call.cancelled():
+            call.exception()  # whoever gave the call up does not ask for it
