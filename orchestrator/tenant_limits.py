@@ -15,6 +15,8 @@ MAX_TENANTS = 4096
 _FIRST_GUESS_S = 1.0
 """How long a stream lasts, before one has ended."""
 _LAST_STREAM_SHARE = 0.2
+_ROUNDING_S = 1e-6
+"""Who comes when told is not sent away once more because sums of floats differ."""
 MIN_RETRY_S, MAX_RETRY_S = 0.1, 60.0
 
 
@@ -43,7 +45,8 @@ class _Bucket:
 
     def wait_s(self, amount: float, rate_per_s: float, burst: float, now_s: float) -> float:
         """Until the bucket holds that much, or all that it can hold; 0 where it does."""
-        return max(0.0, self.spent(rate_per_s, now_s) + min(amount, burst) - burst) / rate_per_s
+        wait_s = (self.spent(rate_per_s, now_s) + min(amount, burst) - burst) / rate_per_s
+        return wait_s if wait_s > _ROUNDING_S else 0.0
 
     def take(self, amount: float, rate_per_s: float, now_s: float) -> None:
         self._spent = self.spent(rate_per_s, now_s) + amount

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from orchestrator.tenant_limits import TenantLimits
-from specdec.errors import InvalidParameterError
+from specdec.errors import InvalidParameterError, UnusableFileError
 from specdec.last_good import LastGood
 from specdec.params import validate_tenant
 
@@ -59,7 +59,7 @@ class TenantLimitsSource:
     """`limits_of` may be asked as often as one likes: it costs a look at the file's date.
 
     Raises:
-        OSError, ValueError: the file cannot be read or does not make sense.
+        OSError, UnusableFileError: the file cannot be read or does not make sense.
     """
 
     def __init__(self, defaults: TenantLimits, path: Path | None) -> None:
@@ -75,22 +75,22 @@ class TenantLimitsSource:
 
 
 def read_tenant_limits(path: Path, defaults: TenantLimits) -> Mapping[str, TenantLimits]:
-    """By tenant, "" for whoever names none. Raises OSError, and ValueError that tells what is wrong and where."""
-    text = path.read_text(encoding="utf-8")
+    """By tenant, "" for whoever names none. Raises OSError, and UnusableFileError: what is wrong and where."""
     try:
-        overrides = _File.model_validate(_parsed(path, text)).tenants
+        overrides = _File.model_validate(_parsed(path)).tenants
     except ValidationError as error:
-        raise ValueError(f"{path}: {_told(error)}") from None
+        raise UnusableFileError(f"{path}: {_told(error)}") from None
     for tenant in overrides:
         try:
             validate_tenant(tenant)
         except InvalidParameterError:
-            raise ValueError(f"{path}: {tenant!r} is no tenant: 1 to 64 of [A-Za-z0-9_-]") from None
+            raise UnusableFileError(f"{path}: {tenant!r} is no tenant: 1 to 64 of [A-Za-z0-9_-]") from None
     return {tenant: overrides_of.over(defaults) for tenant, overrides_of in overrides.items()}
 
 
-def _parsed(path: Path, text: str) -> Any:
+def _parsed(path: Path) -> Any:
     try:
+        text = path.read_text(encoding="utf-8")
         match path.suffix:
             case ".toml":
                 return tomllib.loads(text)
@@ -99,9 +99,9 @@ def _parsed(path: Path, text: str) -> Any:
             case suffix:
                 raise ValueError(f"must end with .toml or .json, not {suffix or 'nothing'}")
     except RecursionError:
-        raise ValueError(f"{path}: nested too deeply") from None
-    except ValueError as error:  # of the parsers too
-        raise ValueError(f"{path}: {error}") from None
+        raise UnusableFileError(f"{path}: nested too deeply") from None
+    except ValueError as error:  # of the decoder and the parsers too
+        raise UnusableFileError(f"{path}: {error}") from None
 
 
 def _told(error: ValidationError) -> str:
