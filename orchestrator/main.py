@@ -12,6 +12,7 @@ from orchestrator.cluster import Cluster
 from orchestrator.discovery import StaticDiscovery
 from orchestrator.embedded_store import EmbeddedStore
 from orchestrator.generation_servicer import GenerationServicer
+from orchestrator.reaper import Reaper
 from orchestrator.session_runner import RunnerContext, cancel_and_wait
 from orchestrator.session_store import SessionStore, StoreSettings
 from orchestrator.sessions import Sessions
@@ -52,6 +53,7 @@ async def serve_until(
     async with contextlib.AsyncExitStack() as stack:
         store = await stack.enter_async_context(SessionStore(await _store_settings(settings, stack)))
         store_health = StoreHealth(store)
+        reaper = Reaper(store, on_reaped=lambda outcome: metrics.sessions_reaped.labels(outcome).inc())
         cluster = Cluster(
             StaticDiscovery(settings.verifiers, settings.drafters),
             interval_s=settings.health_interval_s,
@@ -83,7 +85,7 @@ async def serve_until(
         exporter = stack.enter_context(MetricsExporter(metrics, settings.metrics, insecure_bind=settings.insecure_bind))
         admin.own_endpoint = await server.start()
         _log.info("listening", endpoint=admin.own_endpoint, metrics=exporter.endpoint)
-        for watch in (cluster.run(), store_health.run()):
+        for watch in (cluster.run(), store_health.run(), reaper.run()):
             watching = asyncio.create_task(watch)
             watching.add_done_callback(lambda task: _on_watch_done(task, stopping))
             stack.push_async_callback(cancel_and_wait, watching)
@@ -102,7 +104,12 @@ async def _store_settings(settings: OrchestratorSettings, stack: contextlib.Asyn
     if url == EMBEDDED_REDIS:
         url = (await stack.enter_async_context(EmbeddedStore())).url
     return StoreSettings(
-        url, lease_s=settings.lease_s, session_ttl_s=settings.session_ttl_s, store_tokens=settings.store_tokens
+        url,
+        lease_s=settings.lease_s,
+        session_ttl_s=settings.session_ttl_s,
+        abandoned_ttl_s=settings.abandoned_ttl_s,
+        store_tokens=settings.store_tokens,
+        token_key_file=settings.token_key_file,
     )
 
 

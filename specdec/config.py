@@ -14,6 +14,9 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from specdec.params import MAX_DRAFT_NODES
 
 EMBEDDED_REDIS = "embedded"
+_REDIS_SCHEMES = tuple(
+    f"{scheme}{topology}://" for topology in ("", "+sentinel", "+cluster") for scheme in ("redis", "rediss")
+)
 
 
 def parse_endpoint(endpoint: str) -> tuple[str, int]:
@@ -207,11 +210,17 @@ class OrchestratorSettings(RoleSettings):
     drafters: Annotated[tuple[Endpoint, ...], NoDecode] = ()
     """Drafters, as host:port,host:port."""
     redis: SecretStr = SecretStr(EMBEDDED_REDIS)
-    """embedded: a server of its own on a free port. Else a redis:// or rediss:// URL."""
+    """embedded: a server of its own on a free port. Else a URL: redis://, redis+sentinel:// or redis+cluster://, and
+    with rediss for redis each of them speaks TLS."""
     durability: Literal["relaxed", "strict"] = "relaxed"
     """strict: positions are in Redis before their tokens go to the client. relaxed: right after."""
     session_ttl_s: float = Field(default=3600.0, gt=0)
     """A session's record lives this long after its last change."""
+    abandoned_ttl_s: float = Field(default=600.0, gt=0)
+    """A session whose owner is gone may be resumed for this long, and no longer than session_ttl_s."""
+    token_key_file: Path | None = None
+    """File with keys, 64 hexadecimal digits a line, that seal prompts and outputs in the record. The first one seals,
+    all of them open. None: the record is as safe as Redis is."""
     store_tokens: bool = True
     """Prompts and outputs are in the record. False: positions and digests alone, and Resume needs the prompt again."""
     lease_s: float = Field(default=10.0, ge=1, le=600)
@@ -267,8 +276,8 @@ class OrchestratorSettings(RoleSettings):
     @classmethod
     def _known_scheme(cls, value: SecretStr) -> SecretStr:
         url = value.get_secret_value()
-        if url != EMBEDDED_REDIS and not url.startswith(("redis://", "rediss://")):
-            raise ValueError("must be 'embedded', redis://... or rediss://...")
+        if url != EMBEDDED_REDIS and not url.startswith(_REDIS_SCHEMES):
+            raise ValueError(f"must be 'embedded' or begin with one of {', '.join(_REDIS_SCHEMES)}")
         return value
 
     @model_validator(mode="after")

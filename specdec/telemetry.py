@@ -192,8 +192,15 @@ class OrchestratorMetrics(Metrics):
         self.prompt_tokens = self.counter("prompt_tokens", "Prompt tokens of requests served.")
         self.generation_tokens = self.counter("generation_tokens", "Output tokens delivered.")
         self.request_success = self.counter("request_success", "Outputs that ended, by reason.", "finished_reason")
+        self.sessions_reaped = self.counter(
+            "sessions_reaped", "Sessions found without an owner: freed (never opened) or abandoned.", "outcome"
+        )
         self.time_to_first_token_seconds = self.histogram(
             "time_to_first_token_seconds", "From a request's arrival to its first output token.", _FIRST_TOKEN_BUCKETS_S
+        )
+        self.failovers = self.counter("failovers", "Sessions that went on at another verifier after they lost theirs.")
+        self.failover_seconds = self.histogram(
+            "failover_seconds", "From the loss of a session's verifier until another has it.", _FIRST_TOKEN_BUCKETS_S
         )
 
 
