@@ -31,7 +31,7 @@ from specdec.errors import (
     StoreUnavailableError,
     UnknownSessionError,
 )
-from specdec.ids import SessionId, digest_tokens
+from specdec.ids import SessionId
 from specdec.messages import GenerationEvent
 from specdec.params import (
     MAX_SAMPLES,
@@ -311,19 +311,8 @@ def _prompt_of(record: SessionRecord, spec: GenerationSpec | None) -> tuple[int,
 
 
 def _check_received(record: SessionRecord, prompt: tuple[int, ...], received: tuple[int, ...]) -> None:
-    """A client may be behind the record, or ahead of one that lagged; where both have tokens they are equal."""
-    if record.token_ids is not None:
-        output = record.token_ids[record.prompt_length :]
-        num_shared = min(len(output), len(received))
-        same = output[:num_shared] == received[:num_shared]
-    else:
-        # Without tokens only the whole prefix can be compared.
-        same = (
-            len(prompt + received) != record.committed_length
-            or digest_tokens(prompt + received) == record.prefix_digest
-        )
+    """A client may be behind the record, or ahead of one that lagged; what both have is equal."""
     limit = record.request.stop.max_new_tokens if record.request is not None else None
-    if limit is not None and len(received) > limit:
-        same = False
-    if not same or any(token_id < 0 for token_id in received):
+    is_too_long = limit is not None and len(received) > limit
+    if is_too_long or any(token_id < 0 for token_id in received) or not record.agrees_with(prompt + received):
         raise ResumeMismatchError("the received tokens are not the session's")
