@@ -12,6 +12,7 @@ BENCH_ARGS ?= --target qwen-coder-1.5b --draft-model qwen-coder-0.5b --proposer 
 BENCH_LOAD_ARGS ?= --target smollm2-135m --proposer ngram --json out/load.json
 BENCH_SCALE_ARGS ?= --target synthetic:seed=1,forward_ms=30 --proposer draft_model:synthetic:seed=1,acceptance=0.8,forward_ms=1 \
 	--drafters 4 --sessions 1,8,64,256 --prompt-tokens 64 --repetitions 2 --json out/scale.json
+HOSTILE_ARGS ?= --messages 100000 --json out/hostile.json
 BENCH_ENGINE_ARGS ?= --model smollm2-135m --json out/engine.json
 
 ##@ Use
@@ -49,6 +50,11 @@ bench-scale: setup ## Measure the control plane under hundreds of streams of a s
 bench-engine: setup ## Measure what the engine costs beside the forward. BENCH_ENGINE_ARGS likewise.
 	@mkdir -p out
 	@specdec bench-engine $(BENCH_ENGINE_ARGS)
+
+.PHONY: hostile
+hostile: setup ## Hostile messages, 100,000 to each service, while honest sessions stream. HOSTILE_ARGS likewise.
+	@mkdir -p out
+	@python -m bench.hostile $(HOSTILE_ARGS)
 
 ##@ Check
 

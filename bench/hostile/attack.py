@@ -26,6 +26,8 @@ CALL_TIMEOUT_S = 1.0
 MAX_RESPONSES = 2
 """Of a stream that a server took; then the caller leaves, which is hostile too."""
 MESSAGES_PER_STREAM = 20
+LOST_STATUS = "Internal error from Core"
+"""What grpc says here, and no server, where a call ended while it was written to."""
 FAULTS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
 
 
@@ -65,7 +67,7 @@ class Attack:
             code, details = await _answer(channel, method, requests)
             self.num_sent += num_messages
             self.answers[f"{method.name} {code.name}"] += 1
-            if code in FAULTS:
+            if code in FAULTS and details != LOST_STATUS:
                 self.faults.append(f"{method.name} {code.name}: {details}; request {requests[-1].hex()}")
 
     def _request(self, choice: random.Random, method: MethodDescriptor) -> bytes:
@@ -76,7 +78,8 @@ class Attack:
         else:
             message = hostile_message(choice, message_class, self._target.likely)
         serialized = message.SerializeToString()
-        return hostile_bytes(choice, serialized) if choice.random() < 0.3 else serialized
+        garbage_share = 0.02 if method.client_streaming else 0.3  # garbage ends a stream
+        return hostile_bytes(choice, serialized) if choice.random() < garbage_share else serialized
 
 
 async def _answer(
