@@ -17,7 +17,7 @@ from specdec.wire.convert import (
     model_info_to_pb,
     server_status_to_pb,
 )
-from specdec.wire.tenant import tenant_from_metadata
+from specdec.wire.tenant import tenant_of_call
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -30,7 +30,7 @@ class GenerationServicer(GenerationServiceServicer):
     async def Generate(  # noqa: N802 - the name of the RPC
         self, request: pb.GenerateRequest, context: Context
     ) -> AsyncIterator[pb.GenerateResponse]:
-        spec, tenant = generation_spec_from_pb(request.spec), tenant_from_metadata(context.invocation_metadata())
+        spec, tenant = generation_spec_from_pb(request.spec), tenant_of_call(context)
         frames = self._sessions.generate(request.session_id, spec, tenant, context.time_remaining())
         async with contextlib.aclosing(frames):
             async for frame in frames:
@@ -40,7 +40,7 @@ class GenerationServicer(GenerationServiceServicer):
         self, request: pb.ResumeRequest, context: Context
     ) -> AsyncIterator[pb.ResumeResponse]:
         spec = generation_spec_from_pb(request.spec) if request.HasField("spec") else None
-        tenant = tenant_from_metadata(context.invocation_metadata())
+        tenant = tenant_of_call(context)
         time_left_s = context.time_remaining()
         frames = self._sessions.resume(request.session_id, request.received_token_ids, spec, tenant, time_left_s)
         async with contextlib.aclosing(frames):
@@ -50,7 +50,7 @@ class GenerationServicer(GenerationServiceServicer):
     async def Cancel(  # noqa: N802 - the name of the RPC
         self, request: pb.CancelRequest, context: Context
     ) -> pb.CancelResponse:
-        tenant = tenant_from_metadata(context.invocation_metadata())
+        tenant = tenant_of_call(context)
         return pb.CancelResponse(found=await self._sessions.cancel(request.session_id, tenant))
 
     async def GetStatus(  # noqa: N802 - the name of the RPC

@@ -10,6 +10,7 @@ from orchestrator.admin_servicer import AdminServicer
 from orchestrator.admission import Admission
 from orchestrator.cluster import Cluster
 from orchestrator.discovery import StaticDiscovery
+from orchestrator.edge.gate import edge_gate
 from orchestrator.embedded_store import EmbeddedStore
 from orchestrator.generation_servicer import GenerationServicer
 from orchestrator.reaper import Reaper
@@ -24,6 +25,8 @@ from specdec.telemetry import MetricsExporter, OrchestratorMetrics, configure_lo
 from specdec.v1 import admin_pb2, generation_pb2
 from specdec.v1.admin_pb2_grpc import add_AdminServiceServicer_to_server
 from specdec.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
+from specdec.wire.certificates import CertificateFiles
+from specdec.wire.role_identity import Role, role_certificates
 from specdec.wire.server import GrpcServer
 from specdec.wire.shutdown import shutdown_signal
 
@@ -58,6 +61,7 @@ async def serve_until(
             StaticDiscovery(settings.verifiers, settings.drafters),
             interval_s=settings.health_interval_s,
             wire=settings.wire,
+            certificates=role_certificates(settings.tls, Role.ORCHESTRATOR),
         )
         metrics = OrchestratorMetrics()
         context = RunnerContext(
@@ -75,7 +79,14 @@ async def serve_until(
         )
         sessions = Sessions(context, admission)
         admin = AdminServicer(sessions, cluster, store_health)
-        server = GrpcServer(settings.listen, wire=settings.wire, insecure_bind=settings.insecure_bind)
+        server = GrpcServer(
+            settings.listen,
+            wire=settings.wire,
+            insecure_bind=settings.insecure_bind,
+            certificates=CertificateFiles(settings.edge_tls) if settings.edge_tls else None,
+            gate=edge_gate(settings),
+            with_reflection=settings.reflection,
+        )
         server.add(
             add_GenerationServiceServicer_to_server,
             GenerationServicer(sessions, cluster),

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
-from specdec.errors import SpecdecError
 from specdec.wire.interceptors import Context, Continuation, Handler, abort, behaviour_of, handler_like
 
 HEALTH_PREFIX = "/grpc.health.v1.Health/"
@@ -41,7 +40,7 @@ class GateInterceptor(grpc.aio.ServerInterceptor):
             try:
                 with self._gate.admit(method, context):
                     return await behaviour(request, context)
-            except SpecdecError as error:
+            except Exception as error:
                 await abort(error, context, method)
 
         async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
@@ -50,7 +49,7 @@ class GateInterceptor(grpc.aio.ServerInterceptor):
                     async with contextlib.aclosing(behaviour(request, context)) as responses:
                         async for response in responses:
                             yield response
-            except SpecdecError as error:
+            except Exception as error:
                 await abort(error, context, method)
 
         gated = stream if inspect.isasyncgenfunction(behaviour) else call
