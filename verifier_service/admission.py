@@ -26,12 +26,15 @@ ADMISSION_GAIN = 0.1
 @dataclasses.dataclass(frozen=True)
 class EngineLimits:
     """How much the engine takes on: sessions that hold blocks, sessions that wait for some, the output limit of
-    requests that give none, and whether prompts that begin alike share blocks."""
+    requests that give none, whether prompts that begin alike share blocks, how long the tokens of a session are kept
+    whose owner's stream broke, and how many attachments one drafter's stream may have."""
 
     max_sessions: int
     max_waiting_sessions: int
     default_max_new_tokens: int
     prefix_caching: bool = True
+    kept_tokens_grace_s: float = 0.0
+    max_attachments_per_stream: int = 1024
 
 
 class Admission:

@@ -8,7 +8,6 @@ from specdec.ids import AttachmentId, Epoch, SessionId
 from specdec.messages import Addressed, Draft
 from verifier_service.vain_drafts import VainDrafts
 
-MAX_ATTACHMENTS_PER_STREAM = 1024
 MAX_REMEMBERED_ATTACHMENTS = 4096
 MAX_REFUSED_DRAFTS = 16
 """A drafter whose drafts break the protocol this often in one attachment is detached."""

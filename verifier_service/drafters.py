@@ -34,7 +34,6 @@ from specdec.messages import (
 from specdec.params import AcceptanceRule, FinishReason
 from verifier_service.alignment import check_message, num_right_tokens
 from verifier_service.attachment import (
-    MAX_ATTACHMENTS_PER_STREAM,
     MAX_REFUSED_DRAFTS,
     Attachment,
     AttachmentKey,
@@ -64,6 +63,7 @@ class Drafters:
         tokenizer_fingerprint: str,
         target: TargetLimits,
         policy: SchedulerPolicy,
+        max_attachments_per_stream: int,
         observer: EngineObserver,
         clock: Callable[[], float],
     ) -> None:
@@ -72,6 +72,7 @@ class Drafters:
         self._tokenizer_fingerprint = tokenizer_fingerprint
         self._target = target
         self._policy = policy
+        self._max_attachments_per_stream = max_attachments_per_stream
         self._observer = observer
         self._clock = clock
         self.num_changes = 0
@@ -159,10 +160,13 @@ class Drafters:
             (attachment_id <= session.last_attachment_id, AttachRefusal.STALE_ATTACHMENT),
             (wrong_tokenizer, AttachRefusal.TOKENIZER_MISMATCH),
             (wrong_vocabulary, AttachRefusal.VOCABULARY_MISMATCH),
-            (0 < attach.context_limit <= session.committed_length, AttachRefusal.CONTEXT_TOO_SHORT),
+            (
+                attach.context_limit != 0 and attach.context_limit <= session.committed_length,
+                AttachRefusal.CONTEXT_TOO_SHORT,
+            ),
             (not 0 <= attach.known_length <= session.committed_length, AttachRefusal.BAD_KNOWN_LENGTH),
             (attach.wants_hidden_states, AttachRefusal.NO_HIDDEN_STATES),
-            (len(stream.attachments) >= MAX_ATTACHMENTS_PER_STREAM, AttachRefusal.TOO_MANY_ATTACHMENTS),
+            (len(stream.attachments) >= self._max_attachments_per_stream, AttachRefusal.TOO_MANY_ATTACHMENTS),
         )
         return next((refusal for failed, refusal in checks if failed), None)
 

@@ -29,8 +29,8 @@ from verifier_service.admission import Admission, EngineLimits
 from verifier_service.drafters import Drafters
 from verifier_service.fairness import TenantShares
 from verifier_service.flow_control import FlowControl
+from verifier_service.handover import Handover
 from verifier_service.observer import EngineObserver
-from verifier_service.owners import Owners
 from verifier_service.room import Room
 from verifier_service.rounds import Rounds, runner_rows
 from verifier_service.scheduler import SchedulerPolicy, SessionRows, StepPlan, plan_step
@@ -70,7 +70,7 @@ class Engine:
             end_token_ids=tokenizer.end_token_ids,
         )
         self._open: dict[SessionId, VerifierSession] = {}
-        self._owners = Owners()
+        self.handover = Handover(limits.kept_tokens_grace_s, clock)
         self._shares = TenantShares()
         self._admission = Admission(runner.pool, self._shares, limits)
         self._flow = FlowControl(policy)
@@ -80,6 +80,7 @@ class Engine:
             tokenizer_fingerprint=tokenizer.fingerprint,
             target=self._target,
             policy=policy,
+            max_attachments_per_stream=limits.max_attachments_per_stream,
             observer=observer,
             clock=clock,
         )
@@ -116,19 +117,20 @@ class Engine:
 
     def open_session(self, command: OpenSession, prompt_token_ids: Sequence[int], sink: SessionSink) -> None:
         """Takes a session on and answers Opened, Fenced or an error through its sink."""
-        fencing_epoch = self._owners.fencing_epoch(command)
+        fencing_epoch = self.handover.fencing_epoch(command)
         if fencing_epoch is not None:
             sink(Fenced(fencing_epoch))
             return
         try:
             session = self._new_session(command, prompt_token_ids, sink)
-            ended = session.replay_output()
             self._replace(session)
+            ended = session.replay_output() or self.handover.go_on(session, command)
             if ended is None:
                 self._enter(session)
         except SpecdecError as error:
             sink(error)
             return
+        self.handover.opened(session)
         sink(
             Opened(
                 attach_secret=session.attach_secret,
@@ -137,6 +139,8 @@ class Engine:
                 numerics=self._runner.numerics,
                 model=self._model_name,
                 max_new_tokens=session.max_new_tokens,
+                kept_token_ids=session.kept_token_ids,
+                kept_epoch=session.kept_epoch,
             )
         )
         if ended is not None:
@@ -144,9 +148,13 @@ class Engine:
             self._admit()  # somebody may have waited for what the owner before held
 
     def close_session(self, session_id: SessionId, sink: SessionSink) -> None:
-        """Frees the session that was opened with this sink, since nobody reads it any more. Another one stays."""
+        """Frees the session that was opened with this sink, since nobody reads it any more. Another one stays.
+
+        Its tokens are kept for a while: its owner may be gone before it could hand on what it was told.
+        """
         session = self._open.get(session_id)
         if session is not None and session.sink is sink:
+            self.handover.leave(session)
             self._release(session)
             self._admit()
 
@@ -155,6 +163,12 @@ class Engine:
         self._draining = True
         for session in self._open.values():
             session.sink(Draining(grace_s))
+
+    def end_sessions(self) -> None:
+        """Ends what is still open, since the process goes: an owner that has not gone elsewhere yet must do so now."""
+        for session in list(self._open.values()):
+            session.sink(DrainingError("the verifier is gone"))
+            self._release(session)
 
     def _new_session(self, command: OpenSession, prompt_token_ids: Sequence[int], sink: SessionSink) -> VerifierSession:
         if self._draining:
@@ -184,9 +198,10 @@ class Engine:
         """This session's owner has it from now on; the one before, if there is one, is fenced."""
         before = self._open.get(session.session_id)
         if before is not None:
+            self.handover.leave(before)
             before.sink(Fenced(session.epoch))
             self._release(before)
-        self._owners.remember(session.session_id, session.epoch, session.owner_nonce, self._open)
+        self.handover.take(session, self._open)
 
     def _enter(self, session: VerifierSession) -> None:
         """Admits a session or lets it wait. Where too many wait already one of them is turned away; raises
@@ -217,6 +232,7 @@ class Engine:
         self._admission.remove(session)
         self._flow.forget(session)
         del self._open[session.session_id]
+        self.handover.end(session)
         self._is_checked = False
         self._observe_occupancy()
 
@@ -240,7 +256,7 @@ class Engine:
                 reason=reason,
                 usage=usage,
                 speculative=session.tally.frozen(),
-                text=session.held_back_text(reason),
+                text=session.last_text(reason),
             )
         )
 
@@ -257,9 +273,11 @@ class Engine:
         """Runs one forward if there are rows for it.
 
         Returns 0 when more may be done at once, the time to look again when every session waits for a draft, and None
-        when there is nothing to do until a command comes.
+        when there is nothing to do until a command comes. Then too it is called every second or so: what is kept for a
+        while ends here.
         """
         started_at = self._clock()
+        self.handover.expire(started_at)
         if not self._open:
             self._last_step_ended_at = None
             self.drafters.take_drafted()

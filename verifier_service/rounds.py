@@ -101,13 +101,14 @@ class Rounds:
             num_accepted,
             ended.finish_reason,
         )
+        untold_text = session.take_untold_text()
         session.sink(
             Commit(
                 round=session.round,
                 base_position=base_position,
                 token_ids=ended.token_ids,
-                text="".join(ended.texts),
-                token_texts=ended.texts,
+                text=untold_text + "".join(ended.texts),
+                token_texts=() if untold_text else ended.texts,  # they would not be the text
                 statistics=statistics,
                 cached_length=session.cache.length,
                 logprobs=decision.logprobs[: len(ended.token_ids)],

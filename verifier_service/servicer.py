@@ -35,6 +35,7 @@ from specdec.wire.convert import (
 )
 from verifier_service.attachment import DrafterStream
 from verifier_service.mailbox import Mailbox
+from verifier_service.stream_counts import StreamCounts
 
 if TYPE_CHECKING:
     from verifier_service.target import Target
@@ -52,10 +53,11 @@ ServicerContext = aio.ServicerContext[Any, Any]
 class VerifierServicer(VerifierServiceServicer):
     """Serves as soon as the process is up; answers LOADING until `target` is set."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_verify_streams_per_peer: int) -> None:
         self.target: Target | None = None
         self.draining = False
         self._verify_streams: set[Mailbox[Addressed]] = set()
+        self._streams_of = StreamCounts(max_verify_streams_per_peer)
 
     def end_verify_streams(self) -> None:
         """Ends every drafter's stream after what is said already: a drafter keeps its stream open while it is idle."""
@@ -89,19 +91,20 @@ class VerifierServicer(VerifierServiceServicer):
         self, request_iterator: AsyncIterator[pb.VerifyRequest], context: ServicerContext
     ) -> AsyncIterator[pb.VerifyResponse]:
         target = self._loaded()
-        mailbox: Mailbox[Addressed] = Mailbox(STREAM_MAILBOX_CAPACITY)
-        stream = DrafterStream(target.device.sink(mailbox))
-        reader = asyncio.create_task(_read(target, stream, mailbox, request_iterator))
-        self._verify_streams.add(mailbox)
-        try:
-            while (addressed := await mailbox.get()) is not None:
-                yield verify_response_to_pb(addressed)
-            if reader.done():
-                reader.result()  # tells why it ended if it was not the drafter who ended it
-        finally:
-            self._verify_streams.discard(mailbox)
-            reader.cancel()
-            target.device.submit_release(partial(target.engine.drafters.stream_broken, stream))
+        with self._streams_of.one_more(context.peer()):
+            mailbox: Mailbox[Addressed] = Mailbox(STREAM_MAILBOX_CAPACITY)
+            stream = DrafterStream(target.device.sink(mailbox))
+            reader = asyncio.create_task(_read(target, stream, mailbox, request_iterator))
+            self._verify_streams.add(mailbox)
+            try:
+                while (addressed := await mailbox.get()) is not None:
+                    yield verify_response_to_pb(addressed)
+                if reader.done():
+                    reader.result()  # tells why it ended if it was not the drafter who ended it
+            finally:
+                self._verify_streams.discard(mailbox)
+                reader.cancel()
+                target.device.submit_release(partial(target.engine.drafters.stream_broken, stream))
 
     async def GetStatus(  # noqa: N802 - the name of the RPC
         self, request: pb.VerifierServiceGetStatusRequest, context: ServicerContext

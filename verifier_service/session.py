@@ -5,6 +5,7 @@ cache: it is the first row of the next forward. A session that waits for admissi
 """
 
 import dataclasses
+import itertools
 import secrets
 from collections.abc import Callable, Sequence
 
@@ -24,6 +25,7 @@ from specdec.model.kv_cache import KVCache
 from specdec.model.text import OutputText
 from specdec.params import AcceptanceRule, FinishReason, GenerationSpec
 from verifier_service.attachment import Attachment
+from verifier_service.kept_tokens import Continuation, OutputIdentity, output_identity
 from verifier_service.statistics import SpeculationTally
 
 ATTACH_SECRET_BYTES = 32
@@ -71,6 +73,7 @@ class VerifierSession:
     ) -> None:
         self.session_id: SessionId = command.session_id
         self.tenant = command.tenant
+        self._sample_index = command.sample_index
         self.arrival = arrival
         self.epoch: Epoch = command.epoch
         self.owner_nonce = command.owner_nonce
@@ -102,6 +105,9 @@ class VerifierSession:
         self.last_commit_at: float | None = None
         self.end_token_ids = _end_token_ids(command.spec, limits)
         self._text = text
+        self.kept_token_ids: Sequence[int] = ()
+        self.kept_epoch = Epoch(0)
+        self._untold_text = ""
         replay = self.rule in (AcceptanceRule.ONE_HOT, AcceptanceRule.REJECTION)
         self.noise = Noise(
             seed=command.spec.sampling.seed or 0,
@@ -135,6 +141,15 @@ class VerifierSession:
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.prompt_length
+
+    @property
+    def output_token_ids(self) -> Sequence[int]:
+        return self.token_ids[self.prompt_length :]
+
+    @property
+    def identity(self) -> OutputIdentity:
+        """What another epoch's output must share with this one's for either to go on from the other."""
+        return output_identity(self.tenant, self.prompt_token_ids, self.spec.sampling, self._sample_index)
 
     @property
     def num_tokens_left(self) -> int:
@@ -175,16 +190,37 @@ class VerifierSession:
 
         Called once, when a session is opened with output that an earlier owner committed; that text was delivered.
         """
-        for token_id in self.token_ids[self.prompt_length :]:
+        for token_id in self.output_token_ids:
             if token_id in self.end_token_ids:
                 return FinishReason.STOP_TOKEN
             if self._text.push([token_id]).stopped:
                 return FinishReason.STOP_STRING
         return FinishReason.LENGTH if self.num_tokens_left <= 0 else None
 
-    def held_back_text(self, reason: FinishReason) -> str:
-        """Text that was held back for a stop string or an unfinished character that will not come any more."""
-        return "" if reason is FinishReason.STOP_STRING else self._text.flush()
+    def go_on_from(self, continuation: Continuation) -> FinishReason | None:
+        """Takes over output that an earlier epoch decided and Opened tells, up to an end that falls into it.
+
+        Called after `replay_output` and before the first round. Its text comes with what is told next.
+        """
+        if not continuation.token_ids:
+            return None
+        ended = self.end(continuation.token_ids)
+        self.kept_token_ids, self.kept_epoch = tuple(ended.token_ids), continuation.epoch
+        self.token_ids += ended.token_ids
+        self.history.append(ended.token_ids)
+        self._untold_text = "".join(ended.texts)
+        return ended.finish_reason
+
+    def take_untold_text(self) -> str:
+        """Text of tokens that were told in Opened. Once."""
+        text, self._untold_text = self._untold_text, ""
+        return text
+
+    def last_text(self, reason: FinishReason) -> str:
+        """Text that was not told yet: of tokens that Opened told, and what was held back for a stop string or an
+        unfinished character that will not come any more."""
+        held_back = "" if reason is FinishReason.STOP_STRING else self._text.flush()
+        return self.take_untold_text() + held_back
 
 
 def _end_token_ids(spec: GenerationSpec, limits: TargetLimits) -> frozenset[int]:
@@ -199,8 +235,9 @@ def check_request(
     """Checks what only the target's owner can check. Returns the most output tokens in force.
 
     Raises:
-        MalformedRequestError: the committed tokens do not begin with a prompt.
-        TokenOutOfVocabularyError: a committed token, of the prompt or the output, is none of the model's.
+        MalformedRequestError: the committed tokens do not begin with a prompt, or there are too many.
+        TokenOutOfVocabularyError: a committed token, of the prompt or the output, or a recorded one is none of the
+            model's.
         PromptTooLongError: prompt and one output token do not fit the context, or the whole cache.
         InvalidParameterError: max_new_tokens beyond those, a listed token outside the vocabulary, no seed.
     """
@@ -208,8 +245,6 @@ def check_request(
     prompt_length = command.prompt_length
     if not 1 <= prompt_length <= len(committed_token_ids):
         raise MalformedRequestError("the committed tokens do not begin with a prompt", field="prompt_length")
-    if any(not 0 <= token_id < limits.num_real_tokens for token_id in committed_token_ids):
-        raise TokenOutOfVocabularyError(f"token ids must be in [0, {limits.num_real_tokens})")
     most_positions = min(limits.context_limit, limits.cache_limit)
     place = "context" if limits.context_limit == most_positions else "key-value cache"
     room = most_positions - prompt_length
@@ -219,6 +254,15 @@ def check_request(
             num_prompt_tokens=str(prompt_length),
             context_limit=str(most_positions),
         )
+    for field, token_ids in (
+        ("committed_token_ids", committed_token_ids[prompt_length:]),
+        ("recorded_token_ids", command.recorded_token_ids),
+    ):
+        if len(token_ids) > limits.context_limit:  # before they are looked at one by one
+            raise MalformedRequestError(f"{field}: more tokens than the context takes", field=field)
+    told = itertools.chain(committed_token_ids, command.recorded_token_ids)
+    if any(not 0 <= token_id < limits.num_real_tokens for token_id in told):
+        raise TokenOutOfVocabularyError(f"token ids must be in [0, {limits.num_real_tokens})")
     spec.sampling.validated(limits.num_real_tokens)
     require_possible_token(spec.sampling, _end_token_ids(spec, limits), limits.num_real_tokens)
     if any(not 0 <= token_id < limits.vocabulary_size for token_id in spec.stop.stop_token_ids):

@@ -76,6 +76,8 @@ def load_target(settings: VerifierSettings, observer: EngineObserver, loop: asyn
         settings.max_waiting_sessions,
         settings.default_max_new_tokens,
         prefix_caching=settings.prefix_caching,
+        kept_tokens_grace_s=settings.kept_tokens_grace_s,
+        max_attachments_per_stream=settings.max_attachments_per_stream,
     )
     engine = Engine(model.info.name, runner, model.tokenizer, policy, limits, observer, time.monotonic)
     device = DeviceThread(engine.step, loop)

@@ -44,6 +44,8 @@ from specdec.wire.convert.status import numerics_from_pb, numerics_to_pb
 
 MIN_OWNER_NONCE_BYTES = 16
 MAX_OWNER_NONCE_BYTES = 64
+MAX_SESSION_TOKENS = 1 << 20
+"""More is refused unread: no model that is served here has such a context."""
 
 
 def open_session_to_pb(request: OpenSession) -> pb.OpenSessionRequest:
@@ -63,6 +65,14 @@ def open_session_to_pb(request: OpenSession) -> pb.OpenSessionRequest:
 
 def open_session_from_pb(message: pb.OpenSessionRequest) -> OpenSession:
     """Raises what `generation_spec_from_pb` does, and of the error tree what names any other field."""
+    for field, num_tokens in (
+        ("committed_token_ids", len(message.committed_token_ids)),
+        ("recorded_token_ids", len(message.recorded_token_ids)),
+    ):
+        if num_tokens > MAX_SESSION_TOKENS:
+            raise MalformedRequestError(f"{field}: more tokens than any context takes", field=field)
+    if message.recorded_token_ids and not 1 <= message.recorded_epoch <= message.epoch:
+        raise MalformedRequestError("recorded_epoch: not the epoch of an earlier owner", field="recorded_epoch")
     num_committed = len(message.committed_token_ids)
     if not min(1, num_committed) <= message.prompt_length <= num_committed:
         raise MalformedRequestError("prompt_length: not within committed_token_ids", field="prompt_length")

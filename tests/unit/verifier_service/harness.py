@@ -252,6 +252,8 @@ class Bench:
         max_waiting_sessions: int = 4,
         prefix_caching: bool = True,
         default_max_new_tokens: int = 1000,
+        kept_tokens_grace_s: float = 30.0,
+        max_attachments_per_stream: int = 1024,
         runner: Runner | None = None,
         tokenizer: LetterTokenizer | None = None,
     ) -> None:
@@ -264,7 +266,14 @@ class Bench:
             self.runner,
             tokenizer or LetterTokenizer(),  # type: ignore[arg-type]
             self.policy,
-            EngineLimits(max_sessions, max_waiting_sessions, default_max_new_tokens, prefix_caching),
+            EngineLimits(
+                max_sessions,
+                max_waiting_sessions,
+                default_max_new_tokens,
+                prefix_caching,
+                kept_tokens_grace_s,
+                max_attachments_per_stream,
+            ),
             self.observer,
             lambda: self.now,
         )
@@ -285,6 +294,8 @@ class Bench:
         sample_index: int = 0,
         num_logprobs: int | None = None,
         num_prompt_logprobs: int | None = None,
+        recorded: Sequence[int] = (),
+        recorded_epoch: int = 0,
     ) -> Session:
         spec = GenerationSpec(
             tuple(prompt),
@@ -305,6 +316,8 @@ class Bench:
             len(prompt) if committed else 0,
             tenant,
             sample_index,
+            recorded,
+            Epoch(recorded_epoch),
         )
         self.engine.open_session(command, prompt, session.sink)
         return session

@@ -85,7 +85,7 @@ def test_a_higher_epoch_takes_the_session_and_fences_the_old_owner():
     assert old.events[-1] == Fenced(2)
     bench.close(old)
     bench.run(new)
-    assert new.token_ids == greedy_token_ids(PROMPT, 12)
+    assert [*new.opened.kept_token_ids, *new.token_ids] == greedy_token_ids(PROMPT, 12)
 
 
 def test_the_same_owner_cannot_open_twice():
@@ -159,13 +159,52 @@ def test_output_that_a_client_claims_to_have_received_is_checked_against_the_voc
     assert error_of(Bench().open(PROMPT, epoch=2, committed=committed)) == "TOKEN_OUT_OF_VOCABULARY"
 
 
-def test_more_committed_output_than_the_context_takes_ends_the_session_and_hurts_nobody():
+def test_more_committed_output_than_the_context_takes_is_refused_and_hurts_nobody():
     bench = Bench()
     other = bench.open(PROMPT, session_id="other")
-    full = bench.open(PROMPT, epoch=2, committed=(*PROMPT, *[1] * 200), stop=StopCriteria(ignore_end_of_sequence=True))
-    assert full.finished
+    stop = StopCriteria(ignore_end_of_sequence=True)
+    for changes in ({"committed": (*PROMPT, *[1] * 200)}, {"recorded": [1] * 200, "recorded_epoch": 1}):
+        assert error_of(bench.open(PROMPT, epoch=2, stop=stop, **changes)) == "MALFORMED_REQUEST"
     bench.run(other)
     assert other.token_ids == greedy_token_ids(PROMPT, 12)
+
+
+@pytest.mark.parametrize("recorded", [(24,), (-1,)])
+def test_recorded_tokens_are_checked_against_the_vocabulary(recorded):
+    assert error_of(Bench().open(PROMPT, epoch=2, recorded=recorded, recorded_epoch=1)) == "TOKEN_OUT_OF_VOCABULARY"
+
+
+def test_an_open_that_comes_again_after_its_session_had_rounds_is_fenced():
+    bench = Bench()
+    session = bench.open(PROMPT, epoch=5)
+    bench.step()
+    assert session.token_ids
+    bench.close(session)
+    assert bench.open(PROMPT, epoch=5).events == [Fenced(5)]
+    assert bench.open(PROMPT, epoch=6).opened
+
+
+def test_an_open_that_was_turned_away_or_closed_before_any_round_may_come_again():
+    bench = Bench(max_sessions=1, max_waiting_sessions=0)
+    first = bench.open(PROMPT, session_id="first")
+    assert is_turned_away(bench.open(PROMPT))
+    bench.close(first)
+    bench.close(bench.open(PROMPT))
+    session = bench.open(PROMPT)
+    bench.run(session)
+    assert session.token_ids == greedy_token_ids(PROMPT, 12)
+
+
+def test_a_verifier_that_goes_ends_the_sessions_that_are_still_there():
+    bench = Bench(max_sessions=1)
+    running, waiting = bench.open(PROMPT, session_id="running"), bench.open(PROMPT, session_id="waiting")
+    bench.step()
+    bench.engine.drain(5.0)
+    assert running.of(Draining) == waiting.of(Draining) == [Draining(5.0)]
+    bench.engine.end_sessions()
+    assert error_of(running) == error_of(waiting) == "DRAINING"
+    assert bench.engine.load().num_active_sessions == bench.engine.load().num_waiting_sessions == 0
+    bench.engine.check_cache()
 
 
 def test_a_refused_second_open_does_not_close_the_first():

@@ -53,7 +53,15 @@ def instances(cls: type[Any]) -> st.SearchStrategy[Any]:
     for tokens in ("committed_token_ids", "known_token_ids"):
         if {"prompt_length", tokens} <= fields.keys():
             made = made.map(lambda instance, tokens=tokens: _with_prompt_length(instance, tokens))
+    if "recorded_epoch" in fields:
+        made = made.map(_with_recorded_epoch)
     return made
+
+
+def _with_recorded_epoch(instance: Any) -> Any:
+    """Of an earlier owner, where there is anything of its."""
+    recorded_epoch = min(instance.epoch, max(1, instance.recorded_epoch)) if instance.recorded_token_ids else 0
+    return dataclasses.replace(instance, recorded_epoch=recorded_epoch)
 
 
 def _with_prompt_length(instance: Any, tokens: str) -> Any:

@@ -32,6 +32,7 @@ from specdec.v1 import admin_pb2, common_pb2, drafter_pb2, generation_pb2, verif
 from specdec.wire import convert
 from specdec.wire.convert import cluster
 from specdec.wire.convert.enums import ACCEPTANCE_RULE, EnumCodec
+from specdec.wire.convert.sessions import MAX_SESSION_TOKENS
 from tests.unit.wire.strategies import GENERATION_SPECS, instances
 from tests.unit.wire.strategies import messages as any_message
 
@@ -216,6 +217,26 @@ def test_an_owner_s_request_is_checked_field_by_field(field: str, value: Any) ->
     convert.open_session_from_pb(verifier_pb2.OpenSessionRequest(spec=spec, **good))
     with pytest.raises(SpecdecError) as raised:
         convert.open_session_from_pb(verifier_pb2.OpenSessionRequest(spec=spec, **(good | {field: value})))
+    assert raised.value.metadata == {"field": field}
+
+
+@pytest.mark.parametrize("recorded_epoch", [0, 6, -1])
+def test_recorded_tokens_come_with_the_epoch_of_an_earlier_owner(recorded_epoch: int) -> None:
+    request = verifier_pb2.OpenSessionRequest(session_id="s", epoch=5, owner_nonce=b"x" * 16)
+    request.spec.text = "x"
+    request.recorded_token_ids.append(1)
+    request.recorded_epoch = recorded_epoch
+    with pytest.raises(MalformedRequestError) as raised:
+        convert.open_session_from_pb(request)
+    assert raised.value.metadata == {"field": "recorded_epoch"}
+
+
+@pytest.mark.parametrize("field", ["committed_token_ids", "recorded_token_ids"])
+def test_more_tokens_than_any_context_takes_are_refused_before_they_are_copied(field: str) -> None:
+    request = verifier_pb2.OpenSessionRequest(session_id="s", epoch=5, owner_nonce=b"x" * 16)
+    getattr(request, field).extend([0] * (MAX_SESSION_TOKENS + 1))
+    with pytest.raises(MalformedRequestError) as raised:
+        convert.open_session_from_pb(request)
     assert raised.value.metadata == {"field": field}
 
 
