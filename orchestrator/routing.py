@@ -7,6 +7,7 @@ router.py; carries no session and calls nobody.
 import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeVar
 
 from orchestrator.affinity import PrefixAffinity
 from orchestrator.endpoints import EndpointView
@@ -17,6 +18,9 @@ from specdec.ids import SessionId
 from specdec.messages import RoundStatistics, ServerStatus
 from specdec.params import GenerationSpec
 
+Value = TypeVar("Value")
+
+_MAX_KNOWN = 1024
 _MAX_FLEET = 16.0
 """Orchestrators that others' sessions may stand for: more are hardly told apart from few sessions of one's own."""
 
@@ -45,7 +49,6 @@ class Routing:
     ) -> EndpointView:
         """See the router's; the session counts as sent there from now on. Raises as it does."""
         now, own = self._clock(), num_own_sessions or {}
-        self._forget_all_but(verifiers)
         marks = self._affinity.marks(spec.prompt, tenant, spec.model)
         forward_s = {view.endpoint: self._measurements.forward_s(view.endpoint, now) for view in verifiers}
         fleet = _fleet(verifiers, own)
@@ -68,7 +71,7 @@ class Routing:
         )
         # Noted at once, not when it has opened: the next of a burst is to go where this one's prompt is computed.
         self._affinity.note(marks, chosen.endpoint, chosen.incarnation, now)
-        self._sent[chosen.endpoint] = (chosen.status, self._num_sent(chosen) + 1)
+        _put(self._sent, chosen.endpoint, (chosen.status, self._num_sent(chosen) + 1))
         return chosen
 
     def choose_drafter(
@@ -109,7 +112,7 @@ class Routing:
 
     def note_attach(self, verifier: str, attach_s: float) -> None:
         """An attach at that verifier came through after this time."""
-        self._hedge_delays[verifier] = self._hedge_delays.get(verifier, HedgeDelay()).observed(attach_s)
+        _put(self._hedge_delays, verifier, self._hedge_delays.get(verifier, HedgeDelay()).observed(attach_s))
 
     def hedge_delay_s(self, verifier: str) -> float:
         """How long an attach at that verifier may take until a second drafter is tried."""
@@ -119,11 +122,13 @@ class Routing:
         status, num_sent = self._sent.get(view.endpoint, (None, 0))
         return num_sent if status is view.status else 0
 
-    def _forget_all_but(self, verifiers: Sequence[EndpointView]) -> None:
-        known = {view.endpoint for view in verifiers}
-        for endpoint in (self._sent.keys() | self._hedge_delays.keys()) - known:
-            self._sent.pop(endpoint, None)
-            self._hedge_delays.pop(endpoint, None)
+
+def _put(known: dict[str, Value], endpoint: str, value: Value) -> None:
+    """Keeps what is known of at most `_MAX_KNOWN` servers: those that are gone are not told of here."""
+    known.pop(endpoint, None)
+    known[endpoint] = value
+    if len(known) > _MAX_KNOWN:
+        del known[next(iter(known))]
 
 
 def _fleet(verifiers: Sequence[EndpointView], num_own_sessions: Mapping[str, int]) -> float:
