@@ -1,5 +1,11 @@
 """`python -m orchestrator`: the same as `specdec orchestrator`, options and all."""
 
+# ruff: noqa: E402 - what comes first is for a signal that comes while the rest is imported
+
+from specdec.cli.early_end import end_in_order_while_importing
+
+end_in_order_while_importing(["orchestrator"])
+
 import typer
 
 from specdec.cli.roles import orchestrator

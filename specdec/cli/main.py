@@ -3,6 +3,14 @@
 Imports nothing heavy, so that --help is there at once; each command imports what it needs when it runs.
 """
 
+# ruff: noqa: E402 - what comes first is for a signal that comes while the rest is imported
+
+import sys
+
+from specdec.cli.early_end import end_in_order_while_importing
+
+end_in_order_while_importing(sys.argv[1:])
+
 from typing import Annotated
 
 import typer
