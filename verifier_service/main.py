@@ -1,6 +1,7 @@
 """The verifier's process: bind, load, prove, serve, drain."""
 
 import asyncio
+import contextlib
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -103,4 +104,12 @@ async def _drain(servicer: VerifierServicer, target: "Target", server: GrpcServe
         await asyncio.sleep(DRAIN_POLL_S)
     else:
         log.warning("sessions_are_left")
-    target.device.submit_release(target.engine.end_sessions)
+    ended = asyncio.Event()
+
+    def end() -> None:
+        target.engine.end_sessions()
+        target.device.post(ended.set)
+
+    target.device.submit_release(end)
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(ended.wait(), LAST_STEP_S)
