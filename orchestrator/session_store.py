@@ -161,12 +161,18 @@ class SessionStore:
             ],
             request_id,
         )
-        return BumpReply(WriteStatus(status.decode()), Epoch(int(epoch)))
+        reply = BumpReply(WriteStatus(status.decode()), Epoch(int(epoch)))
+        if reply.status is WriteStatus.OK:
+            self.lease_index.note(lease.session_id, self.settings.lease_s)
+        return reply
 
     async def renew(self, lease: Lease, *, request_id: str | None = None) -> WriteStatus:
         """Prolongs the lease and the record's life. OK, FENCED or LOST."""
         arguments = [_milliseconds(self.settings.lease_s), _milliseconds(self.settings.session_ttl_s)]
-        return await self._write("renew", lease, arguments, request_id)
+        status = await self._write("renew", lease, arguments, request_id)
+        if status is WriteStatus.OK:
+            self.lease_index.note(lease.session_id, self.settings.lease_s)
+        return status
 
     async def release(
         self, lease: Lease, finish_reason: FinishReason | None = None, *, request_id: str | None = None

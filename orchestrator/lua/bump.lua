@@ -10,6 +10,7 @@ if denied then
 end
 epoch = math.max(record_epoch, epoch_floor) + 1
 redis.call('HSET', record_key, 'epoch', whole(epoch), 'lease_expires_ms', whole(now_ms() + lease_ms))
+redis.call('HDEL', record_key, 'abandoned_ms')
 count_rounds_from_zero()
 keep_for(ttl_ms)
 return answer('OK', epoch)

@@ -7,5 +7,6 @@ if denied then
   return answer(denied, record_epoch)
 end
 redis.call('HSET', record_key, 'lease_expires_ms', whole(now_ms() + lease_ms))
+redis.call('HDEL', record_key, 'abandoned_ms')
 keep_for(ttl_ms)
 return answer('OK', epoch)
