@@ -10,6 +10,7 @@ from typing import Self
 
 import grpc
 
+from specdec.cli.access import Access
 from specdec.errors import PeerUnavailableError, SpecdecError
 from specdec.ids import SessionId
 from specdec.messages import GenerationEvent, ModelInfo, ServerStatus
@@ -28,22 +29,29 @@ _SHORT_CALL_S = 10.0
 class GenerationClient:
     """`async with GenerationClient("host:port") as client:`. One connection, any number of requests at once."""
 
-    def __init__(self, endpoint: str, *, timeout_s: float = 600.0, tenant: str = "") -> None:
+    def __init__(
+        self, endpoint: str, *, timeout_s: float = 600.0, tenant: str = "", access: Access | None = None
+    ) -> None:
         """Needs a running event loop.
 
         Args:
             endpoint: of an orchestrator, as host:port.
             timeout_s: the longest that one output may take from request to last frame.
-            tenant: whom the requests are for: servers are fair to tenants, not to requests.
+            tenant: whom the requests are for: servers are fair to tenants, not to requests. Where there are tokens, the
+                token's tenant or none.
+            access: TLS and token; None: neither.
 
         Raises:
             ValueError: `endpoint` is not host:port.
             InvalidParameterError: `tenant` is not empty and not 1 to 64 of [A-Za-z0-9_-].
         """
-        self._metadata = tenant_to_metadata(validate_tenant(tenant))
+        access = access or Access()
+        self._token_metadata = grpc.aio.Metadata(*access.metadata)
+        self._metadata = tenant_to_metadata(validate_tenant(tenant)) + self._token_metadata
         self._endpoint = endpoint
+        self._encrypted = access.tls
         self._timeout_s = timeout_s
-        self._channel = open_channel(endpoint)
+        self._channel = open_channel(endpoint, credentials=access.credentials)
         self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
 
     async def __aenter__(self) -> Self:
@@ -103,7 +111,7 @@ class GenerationClient:
         """Of the orchestrator, and the models that can be asked for now."""
         try:
             request = generation_pb2.GenerationServiceGetStatusRequest()
-            response = await self._stub.GetStatus(request, timeout=_SHORT_CALL_S)
+            response = await self._stub.GetStatus(request, timeout=_SHORT_CALL_S, metadata=self._token_metadata)
         except grpc.aio.AioRpcError as error:
             raise self._error(error) from error
         return server_status_from_pb(response.status), tuple(model_info_from_pb(model) for model in response.models)
@@ -132,5 +140,6 @@ class GenerationClient:
     def _error(self, error: grpc.aio.AioRpcError) -> SpecdecError:
         known = error_from_rpc(error)
         if type(known) is PeerUnavailableError:  # what the transport says helps nobody at a command line
-            return PeerUnavailableError(f"no server answers at {self._endpoint}")
+            trusted = " that shows a certificate of a trusted authority" if self._encrypted else ""
+            return PeerUnavailableError(f"no server{trusted} answers at {self._endpoint}")
         return known

@@ -5,6 +5,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from specdec.cli.certs import role_options
+
 LOOPBACK = "127.0.0.1:0"
 DRAFTER_NICENESS = 5
 """Drafters share their cores with the verifier here. A quarter of the time is theirs while the target reads a prompt;
@@ -16,7 +18,7 @@ _PROPOSERS_WITH_MODEL = ("draft_model", "stacked")
 @dataclasses.dataclass(frozen=True)
 class ClusterOptions:
     """`proposer` none starts no drafter; with a `verifier_endpoint` that one is used and none is started;
-    `extra_arguments` go to every process of a role as they are."""
+    `certificates` is a folder of `specdec certs`; `extra_arguments` go to every process of a role as they are."""
 
     model: str = "smollm2-135m"
     proposer: str = "ngram"
@@ -26,6 +28,7 @@ class ClusterOptions:
     verifier_endpoint: str | None = None
     listen: str = LOOPBACK
     insecure_bind: bool = False
+    certificates: Path | None = None
     redis: str = "embedded"
     device: str | None = None
     dtype: str | None = None
@@ -45,6 +48,9 @@ class ClusterOptions:
             raise ValueError(f"proposer {self.proposer} needs a draft model")
         if not with_model and (self.draft_model is not None or self.quantization is not None):
             raise ValueError(f"proposer {self.proposer} has no draft model")
+        if self.certificates is not None:
+            for role in ("verifier", "drafter", "orchestrator"):
+                role_options(self.certificates, role)
         if self.num_drafters < 1:
             raise ValueError("at least one drafter; proposer none starts none")
         return self
@@ -62,6 +68,7 @@ def role_command_line(role: str, arguments: Sequence[str]) -> Sequence[str]:
 def verifier_arguments(options: ClusterOptions) -> list[str]:
     return [
         *("--model", options.model, "--listen", LOOPBACK, "--metrics", LOOPBACK),
+        *_tls(options, "verifier"),
         *_options(device=options.device, dtype=options.dtype, threads=options.num_threads),
     ]
 
@@ -72,6 +79,7 @@ def drafter_arguments(options: ClusterOptions) -> list[str]:
         *("--niceness", str(DRAFTER_NICENESS)),
         *_options(model=options.draft_model, quantization=options.quantization, device=options.device),
         *_options(threads=options.num_draft_threads),
+        *_tls(options, "drafter"),
     ]
 
 
@@ -81,6 +89,7 @@ def orchestrator_arguments(options: ClusterOptions, endpoints: Mapping[str, str]
     return [
         *("--listen", options.listen, "--metrics", LOOPBACK),
         *(["--insecure-bind"] if options.insecure_bind else []),
+        *_tls(options, "orchestrator"),
         *_options(verifiers=endpoints["verifier"], drafters=",".join(drafters) or None),
     ]
 
@@ -88,6 +97,10 @@ def orchestrator_arguments(options: ClusterOptions, endpoints: Mapping[str, str]
 def orchestrator_environment(options: ClusterOptions) -> dict[str, str]:
     """A Redis URL may hold a password, and anyone on the machine can read a command line."""
     return {"SPECDEC_ORCHESTRATOR_REDIS": options.redis}
+
+
+def _tls(options: ClusterOptions, role: str) -> list[str]:
+    return [] if options.certificates is None else role_options(options.certificates, role)
 
 
 def _options(**values: object) -> list[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specdec.cli.access import Access, InsecureToken, Tls, TlsCa, Token, TokenFile, read_access
 from specdec.cli.failures import UsageError, told_in_one_line
 from specdec.params import (
     AcceptanceRule,
@@ -50,6 +51,11 @@ def generate(
     ] = None,
     prompt_logprobs: Annotated[int | None, typer.Option(help="The same for the prompt's tokens.")] = None,
     tenant: Annotated[str, typer.Option(envvar="SPECDEC_TENANT", help="Whom the request is for.")] = "",
+    tls: Tls = False,
+    tls_ca: TlsCa = None,
+    token: Token = None,
+    token_file: TokenFile = None,
+    insecure_token: InsecureToken = False,
     show_drafts: Annotated[bool, typer.Option("--show-drafts", help="Colour tokens by how they came about.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object at the end, no stream.")] = False,
     timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds for the whole output.")] = 600.0,
@@ -74,21 +80,24 @@ def generate(
             num_prompt_logprobs=prompt_logprobs,
         ).validated()
         validate_tenant(tenant)
-        answers = asyncio.run(_stream(endpoint, tenant, spec, timeout_s, show_drafts=show_drafts, quiet=as_json))
+        access = read_access(
+            endpoint, tls=tls, tls_ca=tls_ca, token=token, token_file=token_file, insecure_token=insecure_token
+        )
+        view = _view(spec, show_drafts=show_drafts, quiet=as_json)
+        answers = asyncio.run(_stream(endpoint, tenant, access, spec, timeout_s, view))
         if as_json:
             written = [answer.to_json() for answer in answers]
             print(json.dumps(written[0] if samples == 1 else {"samples": written}, ensure_ascii=False))
 
 
 async def _stream(
-    endpoint: str, tenant: str, spec: GenerationSpec, timeout_s: float, *, show_drafts: bool, quiet: bool
+    endpoint: str, tenant: str, access: Access, spec: GenerationSpec, timeout_s: float, view: "GenerationView"
 ) -> Sequence["Answer"]:
     from specdec.cli.answer import collect_samples
     from specdec.cli.client import GenerationClient
 
-    view = _view(spec, show_drafts=show_drafts, quiet=quiet)
     try:
-        client = GenerationClient(endpoint, timeout_s=timeout_s, tenant=tenant)
+        client = GenerationClient(endpoint, timeout_s=timeout_s, tenant=tenant, access=access)
     except ValueError as error:
         raise UsageError(f"--endpoint: {error}") from None
     async with client:

@@ -19,6 +19,7 @@ from specdec import __version__
 from specdec.cli.bench import bench
 from specdec.cli.bench_engine import bench_engine
 from specdec.cli.bench_load import bench_load
+from specdec.cli.certs import certs
 from specdec.cli.demo import demo
 from specdec.cli.generate import generate
 from specdec.cli.roles import drafter, orchestrator, verifier
@@ -48,7 +49,7 @@ def options(
     """Speculative decoding as microservices: drafters guess, a verifier decides."""
 
 
-for command in (up, generate, demo, bench, bench_load, bench_engine, verifier, drafter, orchestrator):
+for command in (up, generate, demo, certs, bench, bench_load, bench_engine, verifier, drafter, orchestrator):
     app.command()(command)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specdec.cli.certs import AUTHORITY
 from specdec.cli.cluster_options import ClusterOptions
 from specdec.cli.failures import UsageError, told_in_one_line
 from specdec.cli.generate import DEFAULT_ENDPOINT
@@ -32,6 +33,10 @@ def up(
     drafters: Annotated[int, typer.Option(help="How many drafters.")] = 1,
     listen: Annotated[str, typer.Option(help="Where clients connect.")] = DEFAULT_ENDPOINT,
     insecure_bind: Annotated[bool, typer.Option("--insecure-bind", help="Allow more than loopback there.")] = False,
+    certificates: Annotated[
+        Path | None, typer.Option("--certs", help="TLS with what `specdec certs` wrote to this folder.")
+    ] = None,
+    auth_tokens: Annotated[Path | None, typer.Option(help="JSON file of the clients' bearer tokens.")] = None,
     redis: Annotated[
         str, typer.Option(envvar="SPECDEC_ORCHESTRATOR_REDIS", help="embedded, or a redis:// or rediss:// URL.")
     ] = "embedded",
@@ -53,17 +58,19 @@ def up(
                 num_drafters=drafters,
                 listen=listen,
                 insecure_bind=insecure_bind,
+                certificates=certificates,
                 redis=redis,
                 device=device,
                 dtype=dtype,
                 num_threads=threads,
                 num_draft_threads=draft_threads,
                 log_folder=log_folder,
+                extra_arguments={} if auth_tokens is None else {"orchestrator": ("--auth-tokens", str(auth_tokens))},
             ).validated()
         except ValueError as error:
             raise UsageError(str(error)) from None
         _require_free(listen)
-        require_loopback("--listen", listen, insecure_bind=insecure_bind)
+        require_loopback("--listen", listen, insecure_bind=insecure_bind or certificates is not None)
         asyncio.run(_run(options, verbose=verbose))
 
 
@@ -90,8 +97,12 @@ async def _run(options: ClusterOptions, *, verbose: bool) -> None:
 
 async def _live(cluster: LocalCluster, view: "ClusterView") -> None:
     """Until it is cancelled, or the verifier or the orchestrator dies. A drafter's death costs speed alone."""
+    certificates = cluster.options.certificates
+    trust = "" if certificates is None else f" --tls-ca {certificates / AUTHORITY}.crt"
     async with cluster:
-        view.say(f'serving at {cluster.endpoint}; try: specdec generate "Hello" --endpoint {cluster.endpoint}', "bold")
+        view.say(
+            f'serving at {cluster.endpoint}; try: specdec generate "Hello" --endpoint {cluster.endpoint}{trust}', "bold"
+        )
         async for death in cluster.deaths():
             if not death.name.startswith("drafter"):
                 raise death
