@@ -87,18 +87,3 @@ def read_access(
     if token is not None and not (encrypted or on_this_machine or insecure_token):
         raise UsageError("the token would cross the network in plaintext: add --tls or --tls-ca, or --insecure-token")
     return Access(encrypted, None if tls_ca is None else tls_ca.read_bytes(), token)
-
-
-def access_from_environment(endpoint: str) -> Access:
-    """The same for commands without these options. Raises as `read_access`."""
-
-    def path(variable: str) -> Path | None:
-        value = os.environ.get(variable)
-        return Path(value) if value else None
-
-    return read_access(
-        endpoint,
-        tls=os.environ.get(TLS_VARIABLE, "").lower() in ("1", "true", "yes"),
-        tls_ca=path(TLS_CA_VARIABLE),
-        token_file=path(TOKEN_FILE_VARIABLE),
-    )
