@@ -48,6 +48,8 @@ class Cluster:
         self._peers: dict[str, Peer] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._num_late: dict[str, int] = {}
+        self._suspected: set[str] = set()
+        self._look_now: dict[str, asyncio.Event] = {}
         self._changed = asyncio.Event()
         self._circuits = Circuits()
 
@@ -105,6 +107,22 @@ class Cluster:
             _log.info("circuit_changed", endpoint=view.endpoint, towards=towards, state=state.value)
             self._announce_change()
 
+    def suspect(self, view: EndpointView) -> None:
+        """A connection to it broke: it takes no sessions until it has answered a look that begins after this, which is
+        at once. If it answers it is the same incarnation as before."""
+        now = self._views.get(view.endpoint)
+        if now is None or now.incarnation != view.incarnation or not now.healthy:
+            return
+        self._suspected.add(view.endpoint)
+        self._look_now[view.endpoint].set()
+        self._replace(dataclasses.replace(now, healthy=False))
+
+    def note_draining(self, view: EndpointView) -> None:
+        """It said so to a session; the next look may be a while away."""
+        now = self._views.get(view.endpoint)
+        if now is not None and now.incarnation == view.incarnation and now.status is not None:
+            self._replace(dataclasses.replace(now, status=dataclasses.replace(now.status, draining=True)))
+
     def resting(self, *, towards: str = "") -> Mapping[str, float]:
         """Servers whose circuit lets nobody through now (drafters: towards that verifier), and for how long at most."""
         return self._circuits.resting(towards, time.monotonic())
@@ -125,7 +143,7 @@ class Cluster:
             await self._follow(Addresses((), ()))
 
     async def _follow(self, addresses: Addresses) -> None:
-        wanted: dict[str, tuple[Role, Callable[[str, WireSettings], Peer]]] = {}
+        wanted: dict[str, tuple[Role, Callable[[str, WireSettings, CertificateFiles | None], Peer]]] = {}
         wanted |= dict.fromkeys(addresses.drafters, (Role.DRAFTER, DrafterPeer))
         wanted |= dict.fromkeys(addresses.verifiers, (Role.VERIFIER, VerifierPeer))
         for endpoint in self._views.keys() - wanted.keys():
@@ -134,6 +152,7 @@ class Cluster:
             if endpoint not in self._views:
                 self._views[endpoint] = EndpointView(endpoint, role)
                 self._peers[endpoint] = make_peer(endpoint, self._wire, self._certificates)
+                self._look_now[endpoint] = asyncio.Event()
                 self._watches[endpoint] = asyncio.create_task(self._watch(endpoint), name=f"watch {endpoint}")
 
     async def _forget(self, endpoint: str) -> None:
@@ -145,17 +164,25 @@ class Cluster:
         del self._views[endpoint]
         self._circuits.forget(endpoint)
         self._num_late.pop(endpoint, None)
+        self._suspected.discard(endpoint)
+        del self._look_now[endpoint]
 
     async def _watch(self, endpoint: str) -> None:
         while True:
+            self._look_now[endpoint].clear()
             view = await self._look(endpoint)
             self._replace(view)
-            await asyncio.sleep(self._interval_s if view.healthy else min(self._interval_s, _UNHEALTHY_INTERVAL_S))
+            interval_s = self._interval_s if view.healthy else min(self._interval_s, _UNHEALTHY_INTERVAL_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(interval_s):
+                    await self._look_now[endpoint].wait()
 
     async def _look(self, endpoint: str) -> EndpointView:
         peer = self._peers[endpoint]
+        was_suspected = endpoint in self._suspected
+        self._suspected.discard(endpoint)
         healthy, status, round_trip_time_s = False, None, None
-        was_late = False
+        was_late, last_error = False, ""
         try:
             healthy = await peer.is_serving(_CALL_TIMEOUT_S)
             began = time.monotonic()
@@ -164,18 +191,21 @@ class Cluster:
             round_trip_time_s = time.monotonic() - began
         except DeadlineError:
             was_late = True
-        except SpecdecError:
-            healthy = False
+        except SpecdecError as error:
+            healthy, last_error = False, error.reason
         self._num_late[endpoint] = self._num_late.get(endpoint, 0) + 1 if was_late else 0
         before = self._views[endpoint]  # looked up after the calls: a drain may have come meanwhile
         if was_late:
             healthy = before.healthy and self._num_late[endpoint] < _LATE_ANSWERS_UNTIL_UNHEALTHY
+        if endpoint in self._suspected:  # it answered before its connection broke
+            healthy = False
         return dataclasses.replace(
             before,
             healthy=healthy,
             status=status or before.status,
             round_trip_time_s=round_trip_time_s,
-            incarnation=before.incarnation + (healthy and not before.healthy),
+            last_error=last_error or before.last_error,
+            incarnation=before.incarnation + (healthy and not before.healthy and not was_suspected),
         )
 
     def _replace(self, view: EndpointView) -> None:

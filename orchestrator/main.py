@@ -14,9 +14,10 @@ from orchestrator.edge.gate import edge_gate
 from orchestrator.embedded_store import EmbeddedStore
 from orchestrator.generation_servicer import GenerationServicer
 from orchestrator.reaper import Reaper
-from orchestrator.session_runner import RunnerContext, cancel_and_wait
+from orchestrator.runner_context import RunnerContext
 from orchestrator.session_store import SessionStore, StoreSettings
 from orchestrator.sessions import Sessions
+from orchestrator.side_tasks import cancel_and_wait
 from orchestrator.store_health import StoreHealth
 from orchestrator.tenant_limits import TenantLimits, TenantTable
 from orchestrator.tenant_limits_file import TenantLimitsSource
@@ -70,6 +71,7 @@ async def serve_until(
             store_is_reachable=lambda: store_health.reachable,
             strict=settings.durability == "strict",
             metrics=metrics,
+            failover_timeout_s=settings.failover_timeout_s,
         )
         admission = Admission(
             TenantTable(limits.limits_of),

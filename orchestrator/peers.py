@@ -12,6 +12,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2
 
 from specdec.config import WireSettings
+from specdec.ids import AttachmentId, SessionId
 from specdec.messages import AttachSession, OpenSession, ServerStatus, SessionEvent
 from specdec.v1 import drafter_pb2, verifier_pb2
 from specdec.v1.drafter_pb2_grpc import DrafterServiceStub
@@ -77,12 +78,15 @@ class VerifierPeer(Peer):
             raise error_from_rpc(error) from error
         return server_status_from_pb(response.status)
 
-    async def open_session(self, request: OpenSession) -> AsyncGenerator[SessionEvent, None]:
+    async def open_session(
+        self, request: OpenSession, timeout_s: float | None = None
+    ) -> AsyncGenerator[SessionEvent, None]:
         """The session's events until the verifier ends it. Closing the iterator cancels the session's rows there.
 
-        It lives as long as the session: keepalive finds a dead peer, the caller sets the deadline for the first event.
+        It lives as long as the session, `timeout_s` at most, of which the verifier knows: keepalive finds a dead peer,
+        the caller sets the deadline for the first event.
         """
-        call = self._stub().OpenSession(open_session_to_pb(request))
+        call = self._stub().OpenSession(open_session_to_pb(request), timeout=timeout_s)
         try:
             while (response := await _read(call)) is not None:
                 yield session_event_from_pb(response.event)
@@ -109,6 +113,14 @@ class DrafterPeer(Peer):
         """Returns once the verifier has taken the drafter; raises what drafter or verifier refused it with."""
         try:
             await self._stub().AttachSession(attach_session_to_pb(request), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from error
+
+    async def detach_session(self, session_id: SessionId, attachment_id: AttachmentId, timeout_s: float) -> None:
+        """Returns once the drafter has left, or was not there. Raises DeadlineError, PeerUnavailableError."""
+        request = drafter_pb2.DetachSessionRequest(session_id=session_id, attachment_id=attachment_id)
+        try:
+            await self._stub().DetachSession(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from error
 

@@ -1,69 +1,46 @@
-"""Run one session: from the client's request to the last frame, and leave its record as it should be.
+"""The life of one session here: from the client's request over one verifier after another to the last frame, and its
+record left as it should be.
 
-One task per session reads the verifier's stream, hands frames to the client's outbox and commits to the record's writer
-(`strict`: the frame waits for the record; `relaxed`: neither waits). Beside it run the writer and the keeper of its
-drafter. Decides no token, knows no protobuf.
+Knows when a session goes on at another verifier and when it ends. Decides no token, knows no protobuf.
 """
 
 import asyncio
 import contextlib
-import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable
 from enum import Enum
 
 import structlog
 
-from orchestrator.attachments import AttachFacts, DrafterKeeper
-from orchestrator.claim import Claim, Claimant, OpenedSession
-from orchestrator.cluster import Cluster
+from orchestrator.claim import Claim
+from orchestrator.epoch_stream import EpochStream
+from orchestrator.opening import OpenedSession, Opener
 from orchestrator.outbox import FrameSink
-from orchestrator.prefix import TokenPrefix
-from orchestrator.record import Checkpoint, CommittedRound
+from orchestrator.ownership import Ownership
+from orchestrator.progress import Progress
+from orchestrator.record import Checkpoint
 from orchestrator.record_writer import RecordWriter
-from orchestrator.session_store import Lease, SessionStore
+from orchestrator.runner_context import RunnerContext
 from specdec.errors import (
+    DeadlineError,
     DrainingError,
     FencedError,
-    PeerUnavailableError,
+    NumericsUnavailableError,
     SpecdecError,
     StoreUnavailableError,
     VerifierLostError,
 )
-from specdec.messages import (
-    AttachmentChange,
-    Commit,
-    Delta,
-    Draining,
-    Finished,
-    PromptLogprobs,
-    RoundStatistics,
-    SessionFinished,
-    Started,
-)
 from specdec.params import FinishReason
-from specdec.session import ClientGone, Reclaimed, Session, SessionPhase, UnexpectedEventError, VerifierGone, apply
-from specdec.telemetry import OrchestratorMetrics
+from specdec.session import ClientGone, GaveUp, Session, SessionPhase, VerifierGone
 
-_NO_ROUND = RoundStatistics(0, 0, None, 0.0, 0.0, 0.0)
-"""Of tokens that an earlier epoch's rounds decided."""
+_MAX_QUICK_LOSSES = 8
+_QUICK_LOSS_S = 1.0
+"""A verifier that was lost so soon counts against the session itself: it may be what kills them."""
+_MIN_BACKOFF_S = 0.1
+_MAX_BACKOFF_S = 2.0
+_RETRY_AFTER_S = 1.0
 
 _log = structlog.get_logger(__name__)
-
-
-@dataclasses.dataclass(frozen=True)
-class RunnerContext:
-    """What all sessions of one orchestrator share."""
-
-    cluster: Cluster
-    store: SessionStore
-    store_is_reachable: Callable[[], bool]
-    strict: bool
-    metrics: OrchestratorMetrics
-    num_own_sessions: Callable[[], Mapping[str, int]] = dict
-    """By verifier."""
-    num_own_attachments: Callable[[], Mapping[str, int]] = dict
-    """By drafter, those that are being made too."""
 
 
 class StopReason(Enum):
@@ -85,32 +62,29 @@ class SessionRunner:
     def __init__(self, claim: Claim, context: RunnerContext, outbox: FrameSink) -> None:
         self._claim = claim
         self._context = context
-        self._claimant = Claimant(
+        self._outbox = outbox
+        self._progress = Progress(claim)
+        self._ownership = Ownership(
             claim,
-            context.cluster,
+            self._progress,
             context.store,
             strict=context.strict,
             store_is_reachable=context.store_is_reachable,
-            num_own_sessions=context.num_own_sessions,
         )
-        self._outbox = outbox
-        self._prefix = TokenPrefix(claim.committed_token_ids)
+        self._opener = Opener(claim, self._progress, self._ownership, context)
         self._stop_reason: StopReason | None = None
         self._stream_over = False
         self._task: asyncio.Task[None] | None = None
-        self._opened: OpenedSession | None = None
-        self._keeper: DrafterKeeper | None = None
+        self._stream: EpochStream | None = None
         self._writer: RecordWriter | None = None
+        self._last_verifier = ""
         self._began = time.monotonic()
         self.opened_at_unix_s = time.time()
         self.ended = asyncio.Event()
-        self.session = Session(
-            claim.session_id,
-            self._claimant.epoch,
-            claim.owner_nonce,
-            prompt_length=claim.prompt_length,
-            committed_length=len(claim.committed_token_ids),
-        )
+
+    @property
+    def session(self) -> Session:
+        return self._progress.session
 
     @property
     def tenant(self) -> str:
@@ -118,19 +92,39 @@ class SessionRunner:
         return self._claim.tenant
 
     @property
+    def age_s(self) -> float:
+        """Since its stream began here."""
+        return time.monotonic() - self._began
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing more is streamed; its record is being closed."""
+        return self._stream_over
+
+    @property
+    def num_received_tokens(self) -> int:
+        """Output that the client had when its stream began."""
+        return len(self._claim.committed_token_ids) - self._claim.prompt_length
+
+    @property
+    def num_failovers(self) -> int:
+        """How often it went on at another verifier."""
+        return self._progress.num_failovers
+
+    @property
     def verifier(self) -> str:
-        """Endpoint, empty before `Opened`."""
-        return self._opened.verifier.endpoint if self._opened is not None else ""
+        """Endpoint, empty while there is none."""
+        return self._stream.verifier if self._stream is not None else ""
 
     @property
     def drafter(self) -> str:
         """Endpoint of the drafter that is attached now, empty without one."""
-        return self._keeper.drafter if self._keeper is not None else ""
+        return self._stream.drafter if self._stream is not None else ""
 
     @property
     def chosen_drafter(self) -> str:
         """The same, or of the one that is about to be."""
-        return self._keeper.chosen if self._keeper is not None else ""
+        return self._stream.chosen_drafter if self._stream is not None else ""
 
     def start(self, on_ended: Callable[[], object]) -> None:
         """`on_ended` is called when nothing of the session is left to do."""
@@ -144,9 +138,17 @@ class SessionRunner:
             self._stop_reason = reason
             self._task.cancel()
 
+    def leave(self, endpoint: str) -> None:
+        """That server is to be empty: its work for this session goes to another, or on to the session's end."""
+        if self._stream is None:
+            return
+        if endpoint == self._stream.verifier:
+            self._stream.leave_verifier()
+        self._stream.leave_drafter(endpoint)
+
     def _on_done(self, _task: asyncio.Task[None]) -> None:
         self._outbox.close()  # a task that is cancelled before its first step runs none of its own endings
-        self._writer = None  # it holds this runner: both are freed now, not when the collector comes
+        self._writer = self._stream = None  # the writer holds this runner: freed now, not when the collector comes
         self.ended.set()
 
     async def _run(self) -> None:
@@ -154,221 +156,122 @@ class SessionRunner:
         running.inc()
         error: SpecdecError | None = None
         try:
-            await self._serve()
+            await self._serve_in_time()
         except SpecdecError as known:
             error = known
-        except UnexpectedEventError as unexpected:
-            _log.error("verifier_broke_contract", session_id=self._claim.session_id, error=str(unexpected))
-            error = VerifierLostError("the verifier broke the protocol; the session can be resumed")
         except asyncio.CancelledError:
             error = self._end_by_request()
         except Exception as unknown:
             _log.exception("session_failed", session_id=self._claim.session_id)
             error = SpecdecError(f"the session failed: {type(unknown).__name__}")
         self._stream_over = True
-        self._outbox.close(error)
+        self._outbox.close(self._with_hint(error))
         running.dec()
         await self._leave_record()
 
     def _end_by_request(self) -> SpecdecError | None:
         match self._stop_reason:
             case StopReason.CANCELLED:
-                usage, speculative = self.session.usage, self.session.speculative
                 with contextlib.suppress(SpecdecError):  # a client that does not read is not told
-                    finished = Finished(FinishReason.CANCELLED, usage, speculative, "", self._claim.sample_index)
-                    self._outbox.put(finished)
+                    self._outbox.put(self._progress.cancelled())
                 self._context.metrics.request_success.labels(FinishReason.CANCELLED.value).inc()
                 return None
             case StopReason.DRAINING:
-                return DrainingError("the orchestrator goes away; resume elsewhere")
+                return DrainingError("the orchestrator goes away; resume elsewhere", retry_after_s=_RETRY_AFTER_S)
             case StopReason.FENCED | StopReason.RESUMED:
                 return FencedError("another owner has the session")
             case _:
                 return None
 
+    def _with_hint(self, error: SpecdecError | None) -> SpecdecError | None:
+        """Whoever may resume the session is told which, and that it makes sense soon."""
+        is_resumable = isinstance(
+            error, DrainingError | VerifierLostError | NumericsUnavailableError | StoreUnavailableError
+        )
+        if error is not None and is_resumable and self._progress.was_opened:
+            error.metadata = {**error.metadata, "session_id": self._claim.session_id, "resumable": "true"}
+            error.retry_after_s = error.retry_after_s or _RETRY_AFTER_S
+        return error
+
+    async def _serve_in_time(self) -> None:
+        deadline = self._claim.deadline  # the event loop's clock is the monotonic one
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._serve()
+        except TimeoutError as error:
+            raise DeadlineError("the request's deadline passed") from error
+
     async def _serve(self) -> None:
-        waiting = self._context.metrics.num_requests_waiting
-        waiting.inc()
-        try:
-            opening = await self._claimant.take()
-        finally:
-            waiting.dec()
-        async with contextlib.AsyncExitStack() as stack:
-            await stack.enter_async_context(contextlib.aclosing(opening.events))
-            await self._begin(opening)
-            for task in self._side_tasks():
-                stack.push_async_callback(cancel_and_wait, task)
-            await self._relay(opening)
-
-    async def _begin(self, opening: OpenedSession) -> None:
-        opened = opening.opened
-        self.session = apply(apply(self.session, Reclaimed(self._claimant.epoch)), opened)
-        self._opened = opening
-        if len(self._prefix) == 0:
-            self._prefix.extend(opened.prompt_token_ids)
-            self._context.metrics.prompt_tokens.inc(len(opened.prompt_token_ids))
-        num_received = len(self._prefix)
-        self._prefix.extend(opened.kept_token_ids)
-        lease = Lease(self._claim.session_id, self.session.epoch, self._claim.owner_nonce)
-        self._writer = RecordWriter(self._context.store, lease, self._checkpoint)
-        if self._context.strict:
-            await self._writer.flush()
-        self._outbox.put(
-            Started(
-                session_id=self._claim.session_id,
-                model=opened.model,
-                seed=self._claim.spec.sampling.seed or 0,
-                acceptance_rule=opened.acceptance_rule,
-                num_prompt_tokens=self.session.prompt_length,
-                numerics_fingerprint=opened.numerics.fingerprint,
-            )
-        )
-        if opened.kept_token_ids:
-            # Their text comes with the next commit: the verifier counts text from what it was given as committed.
-            kept = tuple(opened.kept_token_ids)
-            self._outbox.put(Delta("", kept, num_received, _NO_ROUND, sample_index=self._claim.sample_index))
-
-    def _side_tasks(self) -> list[asyncio.Task[None]]:
-        tasks = []
-        if self._writer is not None:
-            writing = asyncio.create_task(self._writer.run())
-            writing.add_done_callback(self._on_writer_done)
-            tasks.append(writing)
-        speculation = self._claim.spec.speculation
-        if self._opened is not None and not speculation.disabled and speculation.max_draft_tokens != 0:
-            self._keeper = DrafterKeeper(
-                self._context.cluster,
-                self._attach_facts(self._opened),
-                self._prefix.snapshot,
-                self._context.num_own_attachments,
-            )
-            tasks.append(asyncio.create_task(self._keeper.run()))
-        return tasks
-
-    def _on_writer_done(self, writing: asyncio.Task[None]) -> None:
-        if not writing.cancelled() and writing.exception() is not None:
-            self.stop(StopReason.FENCED)
-
-    async def _relay(self, opening: OpenedSession) -> None:
-        try:
-            async for event in opening.events:
-                self.session = apply(self.session, event)
-                match event:
-                    case Commit():
-                        await self._relay_commit(event)
-                    case PromptLogprobs():
-                        self._outbox.put(event)
-                    case SessionFinished():
-                        index = self._claim.sample_index
-                        self._outbox.put(Finished(event.reason, event.usage, event.speculative, event.text, index))
-                        self._stream_over = True  # what ends the session from outside comes too late now
-                        self._outbox.close()
-                        self._context.metrics.request_success.labels(event.reason.value).inc()
-                        return
-                    case AttachmentChange():
-                        if self._keeper is not None:
-                            self._keeper.note(event)
-                    case Draining():
-                        _log.info("verifier_draining", session_id=self._claim.session_id, verifier=self.verifier)
-        except PeerUnavailableError as error:
-            self.session = apply(self.session, VerifierGone())
-            raise VerifierLostError("the verifier was lost; the session can be resumed") from error
-        if self.session.phase is SessionPhase.FENCED:
-            raise FencedError("another owner has the session")
-        self.session = apply(self.session, VerifierGone())
-        raise VerifierLostError("the verifier ended the stream; the session can be resumed")
-
-    async def _relay_commit(self, commit: Commit) -> None:
         metrics = self._context.metrics
-        if commit.round == 1:
-            metrics.time_to_first_token_seconds.observe(time.monotonic() - self._began)
-        self._prefix.extend(commit.token_ids)
-        committed = CommittedRound(
-            round=commit.round,
-            base_position=commit.base_position,
-            token_ids=commit.token_ids,
-            prefix_digest=self._prefix.digest(),
-            verifier_cached_length=commit.cached_length,
-            drafter_cached_length=self.session.drafter_cached_length,
-            drafter=self.drafter,
+        opening = await self._taken(self._opener.take)
+        metrics.prompt_tokens.inc(len(opening.opened.prompt_token_ids))
+        num_quick_losses = 0
+        while True:
+            self._stream = self._stream_of(opening)
+            try:
+                await self._stream.run(lambda: self.stop(StopReason.FENCED), self._may_move)
+                break
+            except VerifierLostError as error:
+                lost_at = time.monotonic()
+                num_quick_losses = num_quick_losses + 1 if self._stream.age_s < _QUICK_LOSS_S else 0
+                left = opening.verifier
+                self._leave_verifier(error)
+                if num_quick_losses > _MAX_QUICK_LOSSES:
+                    message = f"{num_quick_losses} verifiers were lost one after the other; it can be resumed"
+                    raise VerifierLostError(message) from error
+            if num_quick_losses > 1:
+                await asyncio.sleep(min(_MIN_BACKOFF_S * 2 ** (num_quick_losses - 2), _MAX_BACKOFF_S))
+            opening = await self._taken(lambda: self._opener.take_again(left))
+            metrics.failovers.inc()
+            metrics.failover_seconds.observe(time.monotonic() - lost_at)
+        self._stream_over = True  # what ends the session from outside comes too late now
+        self._outbox.close()
+        if (reason := self.session.finish_reason) is not None:
+            metrics.request_success.labels(reason.value).inc()
+
+    async def _taken(self, take: Callable[[], Awaitable[OpenedSession]]) -> OpenedSession:
+        waiting = self._context.metrics.num_requests_waiting
+        with waiting.track_inprogress():
+            async with self._ownership.kept(on_fenced=lambda: self.stop(StopReason.FENCED)):
+                return await take()
+
+    def _stream_of(self, opening: OpenedSession) -> EpochStream:
+        self._last_verifier = opening.verifier.endpoint
+        self._writer = RecordWriter(self._context.store, self._ownership.lease, self._checkpoint)
+        return EpochStream(
+            self._claim, opening, self._progress, self._writer, self._outbox, self._context, arrived_at=self._began
         )
-        delta = Delta(
-            text=commit.text,
-            token_ids=commit.token_ids,
-            position=commit.base_position,
-            round=commit.statistics,
-            token_texts=commit.token_texts,
-            logprobs=commit.logprobs,
-            sample_index=self._claim.sample_index,
+
+    def _may_move(self) -> bool:
+        return self._opener.has_equal_besides(self.verifier)
+
+    def _leave_verifier(self, error: VerifierLostError) -> None:
+        """What was decided so far stays; who decides the rest is open."""
+        self._progress.apply(VerifierGone())
+        _log.warning(
+            "verifier_left",
+            session_id=self._claim.session_id,
+            verifier=self.verifier,
+            because=error.message,
+            committed_length=self.session.committed_length,
         )
-        if self._writer is not None:
-            self._writer.push(committed)
-            if self._context.strict:
-                await self._writer.flush()
-        self._outbox.put(delta)
-        metrics.generation_tokens.inc(len(commit.token_ids))
+        self._stream = None
 
     async def _leave_record(self) -> None:
         """The record after the stream: finished, or free for a Resume. Whoever cancels a session deletes its record."""
-        if self._stop_reason is StopReason.CANCELLED:
+        phase, finish_reason = self.session.phase, self.session.finish_reason
+        if phase is not SessionPhase.FINISHED and phase is not SessionPhase.FENCED:
+            is_lost = phase in (SessionPhase.LOST, SessionPhase.BUMPED) and self._stop_reason is None
+            self._progress.apply(GaveUp() if is_lost else ClientGone())
+        if phase is SessionPhase.FENCED or self._stop_reason in (StopReason.CANCELLED, StopReason.FENCED):
             return
-        if self.session.phase is SessionPhase.FENCED or self._stop_reason is StopReason.FENCED:
-            return
+        if phase is SessionPhase.BUMPED:  # no stream of this epoch wrote what the last one's writer may not have
+            self._writer = RecordWriter(self._context.store, self._ownership.lease, self._checkpoint)
         if self._writer is not None:
-            if self.session.phase in (SessionPhase.OPENED, SessionPhase.STREAMING):
-                self.session = apply(self.session, ClientGone())
-            await self._writer.close(self.session.finish_reason)
-        elif self._claimant.epoch:
-            lease = Lease(self._claim.session_id, self._claimant.epoch, self._claim.owner_nonce)
+            await self._writer.close(finish_reason)
+        elif self._ownership.epoch:
             with contextlib.suppress(StoreUnavailableError):
-                await self._context.store.release(lease)
+                await self._context.store.release(self._ownership.lease)
 
     def _checkpoint(self) -> Checkpoint:
-        if self._opened is None:
-            raise UnexpectedEventError("a checkpoint before Opened")
-        opened, session = self._opened.opened, self.session
-        spec = self._claim.spec
-        in_force = dataclasses.replace(
-            spec,
-            model=opened.model,
-            sampling=dataclasses.replace(spec.sampling, acceptance_rule=opened.acceptance_rule),
-            stop=dataclasses.replace(spec.stop, max_new_tokens=opened.max_new_tokens),
-        )
-        return Checkpoint(
-            session_id=session.session_id,
-            epoch=session.epoch,
-            owner_nonce=session.owner_nonce,
-            round=session.round,
-            request=in_force,
-            model=opened.model,
-            numerics_fingerprint=opened.numerics.fingerprint,
-            verifier=self.verifier,
-            drafter=self.drafter,
-            prompt_length=session.prompt_length,
-            verifier_cached_length=session.verifier_cached_length,
-            drafter_cached_length=session.drafter_cached_length,
-            prefix_digest=self._prefix.digest(),
-            token_ids=self._prefix.snapshot(),
-            tenant=self._claim.tenant,
-            sample_index=self._claim.sample_index,
-        )
-
-    def _attach_facts(self, opening: OpenedSession) -> AttachFacts:
-        status = opening.verifier.status
-        return AttachFacts(
-            session_id=self._claim.session_id,
-            epoch=self.session.epoch,
-            attach_secret=opening.opened.attach_secret,
-            verifier_endpoint=opening.verifier.endpoint,
-            tokenizer_fingerprint=status.model.tokenizer_fingerprint if status and status.model else "",
-            spec=self._claim.spec,
-            acceptance_rule=opening.opened.acceptance_rule,
-            prompt_length=self.session.prompt_length,
-            sample_index=self._claim.sample_index,
-        )
-
-
-async def cancel_and_wait(task: asyncio.Task[None]) -> None:
-    """Returns when the task has ended, whatever it ended with."""
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+        return self._progress.checkpoint(self._last_verifier, self.drafter)

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import dataclasses
 import secrets
+import time
 import uuid
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -19,8 +20,9 @@ from orchestrator.claim import Claim
 from orchestrator.metered import MeteredSink
 from orchestrator.outbox import FrameSink, Outbox
 from orchestrator.record import RecordState, SessionRecord
+from orchestrator.runner_context import RunnerContext
 from orchestrator.samples import Placement, SampleStream
-from orchestrator.session_runner import RunnerContext, SessionRunner, StopReason
+from orchestrator.session_runner import SessionRunner, StopReason
 from specdec.errors import (
     DrainingError,
     FencedError,
@@ -99,9 +101,11 @@ class Sessions:
         slots = self._admission.admit(tenant, spec.model, spec.num_samples, time_left_s)
         try:
             if spec.num_samples == 1:
-                frames = self._serve(Claim(name, secrets.token_bytes(_NONCE_BYTES), spec, tenant=tenant), slots)
+                nonce = secrets.token_bytes(_NONCE_BYTES)
+                claim = Claim(name, nonce, spec, tenant=tenant, deadline=_deadline(time_left_s))
+                frames = self._serve(claim, slots)
             else:
-                frames = self._serve_samples(name, spec, tenant, slots)
+                frames = self._serve_samples(name, spec, tenant, _deadline(time_left_s), slots)
             async with contextlib.aclosing(frames):
                 async for frame in frames:
                     yield frame
@@ -118,8 +122,10 @@ class Sessions:
     ) -> AsyncGenerator[GenerationEvent, None]:
         """The rest of an output, from the first token that the client has not received.
 
-        The session goes on from what the client has: the verifier tells text from there on, and greedy and coupled
-        sessions come to the same tokens again. What the record has beyond it no client ever saw. Log-probabilities go
+        The session goes on from what the client has, and the verifier tells text from there on. What the record has
+        beyond it no client ever saw; it is offered to the verifier, which goes on from it or from what it kept itself.
+        A verifier of the numerics that decided the output so far is preferred, or the only one that will do.
+        Log-probabilities go
         on with the tokens that are decided from then on; those of the prompt were told.
 
         Raises:
@@ -139,11 +145,13 @@ class Sessions:
         slots = self._admission.admit_resume(tenant, replaces_running=runner is not None)
         try:
             received = tuple(received_token_ids)
+            deadline = _deadline(time_left_s)
             claim = await self._claim_recorded(name, received, spec, tenant)  # what is refused ends nothing that runs
             if runner is not None:
                 await self._end(runner, StopReason.RESUMED)
                 claim = await self._claim_recorded(name, received, spec, tenant)
             self._admission.require_room(claim.spec.model, time_left_s)
+            claim = dataclasses.replace(claim, deadline=deadline)
             async with contextlib.aclosing(self._serve(claim, slots)) as frames:
                 async for frame in frames:
                     yield frame
@@ -168,6 +176,9 @@ class Sessions:
             prompt_length=len(prompt),
             tenant=tenant,
             sample_index=record.sample_index,
+            numerics_fingerprint=record.numerics_fingerprint,
+            recorded_token_ids=(record.token_ids or ())[len(prompt) + len(received) :],
+            recorded_epoch=record.epoch,
         )
 
     async def cancel(self, session_id: str, tenant: str | None) -> bool:
@@ -217,7 +228,7 @@ class Sessions:
             runner.stop(StopReason.CLIENT_GONE)
 
     async def _serve_samples(
-        self, name: SessionId, spec: GenerationSpec, tenant: str, slots: Slots
+        self, name: SessionId, spec: GenerationSpec, tenant: str, deadline: float | None, slots: Slots
     ) -> AsyncGenerator[GenerationEvent, None]:
         names = tuple(sample_session_id(name, index) for index in range(spec.num_samples))
         if any(each in self._runners for each in names):
@@ -240,6 +251,7 @@ class Sessions:
                     tenant=tenant,
                     sample_index=index,
                     placement=placement,
+                    deadline=deadline,
                 )
                 runners.append(self._start(claim, outbox, slots))
             async with contextlib.aclosing(stream.frames()) as frames:
@@ -290,6 +302,11 @@ class Sessions:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_END_TIMEOUT_S):
                 await runner.ended.wait()
+
+
+def _deadline(time_left_s: float | None) -> float | None:
+    """By the monotonic clock."""
+    return None if time_left_s is None else time.monotonic() + time_left_s
 
 
 def _with_seed(spec: GenerationSpec) -> GenerationSpec:

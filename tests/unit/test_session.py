@@ -1,6 +1,8 @@
 """The session's state machine."""
 
 import dataclasses
+from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -15,6 +17,7 @@ from specdec.messages import (
     PositionLogprobs,
     PromptLogprobs,
     RoundStatistics,
+    SessionEvent,
     SessionFinished,
     SpeculativeStatistics,
     TokenLogprob,
@@ -22,7 +25,10 @@ from specdec.messages import (
 )
 from specdec.params import AcceptanceRule, FinishReason, NextTokenKind
 from specdec.session import (
+    NEXT_PHASE,
+    Bumped,
     ClientGone,
+    OwnEvent,
     Reclaimed,
     Session,
     SessionPhase,
@@ -31,6 +37,7 @@ from specdec.session import (
     apply,
 )
 
+TABLE = Path(__file__).parents[2] / "docs" / "sessions.md"
 CLAIMED = Session(SessionId("s"), Epoch(1), b"n" * 16)
 NUMERICS = Numerics("f", "w", "d", "c", "cpu", "l", "a", "v")
 OPENED = Opened(b"k" * 32, (5, 6, 7), AcceptanceRule.GREEDY, NUMERICS, "m", 16)
@@ -128,9 +135,63 @@ def test_a_claim_may_be_made_again_only_before_it_is_opened_and_with_a_higher_ep
         apply(apply(CLAIMED, OPENED), Reclaimed(Epoch(5)))
 
 
-@pytest.mark.parametrize("last", [FINISHED, Fenced(Epoch(9)), ClientGone(), VerifierGone()])
-def test_an_ended_session_takes_nothing_more(last: SessionFinished | Fenced | ClientGone | VerifierGone) -> None:
+@pytest.mark.parametrize("last", [FINISHED, Fenced(Epoch(9)), ClientGone()])
+def test_an_ended_session_takes_nothing_more(last: SessionFinished | Fenced | ClientGone) -> None:
     ended = apply(apply(CLAIMED, OPENED), last)
-    for event in (commit(1, 3, 1), Reclaimed(Epoch(2)), FINISHED, ClientGone()):
+    for event in (commit(1, 3, 1), Reclaimed(Epoch(2)), Bumped(Epoch(2)), FINISHED, ClientGone(), VerifierGone()):
         with pytest.raises(UnexpectedEventError):
             apply(ended, event)
+
+
+def test_a_session_that_lost_its_verifier_goes_on_at_another_in_a_higher_epoch_with_what_was_committed() -> None:
+    session = apply(apply(CLAIMED, OPENED), commit(1, 3, 2, num_drafted=2, num_accepted=1))
+    session = apply(apply(session, VerifierGone()), Bumped(Epoch(4)))
+    assert (session.phase, session.epoch, session.round) == (SessionPhase.BUMPED, 4, 0)
+    assert (session.committed_length, session.verifier_cached_length, session.drafter_cached_length) == (5, 0, 0)
+    session = apply(apply(session, OPENED), commit(1, 5, 1))
+    assert (session.phase, session.round, session.committed_length) == (SessionPhase.STREAMING, 1, 6)
+    assert session.usage == Usage(3, 3)
+
+
+def test_statistics_are_summed_over_all_verifiers_and_the_last_ones_word_counts_for_its_own() -> None:
+    session = apply(apply(CLAIMED, OPENED), commit(1, 3, 2, num_drafted=2, num_accepted=1))
+    for event in (VerifierGone(), Bumped(Epoch(2)), OPENED, commit(1, 5, 3, num_drafted=3, num_accepted=2)):
+        session = apply(session, event)
+    told = SpeculativeStatistics(1, 3, 2, (1, 1), (1, 1, 1), 1, num_stale_drafts=7, disabled_reason="UNPROFITABLE")
+    session = apply(session, dataclasses.replace(FINISHED, speculative=told))
+    assert session.speculative == SpeculativeStatistics(
+        2, 5, 3, (2, 1), (2, 2, 1), 2, num_stale_drafts=7, disabled_reason="UNPROFITABLE"
+    )
+
+
+def test_nobody_takes_a_lost_session_before_its_epoch_has_risen() -> None:
+    lost = apply(apply(CLAIMED, OPENED), VerifierGone())
+    with pytest.raises(UnexpectedEventError):
+        apply(lost, OPENED)
+    with pytest.raises(UnexpectedEventError):
+        apply(lost, Bumped(Epoch(1)))
+    bumped = apply(lost, Bumped(Epoch(2)))
+    with pytest.raises(UnexpectedEventError):  # an attempt that may have left rows behind is over first
+        apply(bumped, Bumped(Epoch(3)))
+    assert apply(apply(bumped, VerifierGone()), Bumped(Epoch(3))).epoch == 3
+
+
+def test_an_owner_that_is_fenced_never_comes_back_once_a_verifier_had_the_session() -> None:
+    fenced = Fenced(Epoch(9))
+    assert apply(apply(CLAIMED, fenced), Reclaimed(Epoch(10))).epoch == 10
+    lost = apply(apply(CLAIMED, OPENED), VerifierGone())
+    for session in (apply(CLAIMED, OPENED), lost, apply(lost, Bumped(Epoch(2)))):
+        assert apply(session, fenced).phase is SessionPhase.FENCED
+
+
+def test_the_table_in_the_docs_shows_every_pair_of_phase_and_event() -> None:
+    expected = {event: {phase: NEXT_PHASE[event].get(phase) for phase in SessionPhase} for event in NEXT_PHASE}
+    assert set(expected) == {*get_args(SessionEvent), *get_args(OwnEvent)}
+    first_table = TABLE.read_text().split("\n\n")[2]
+    rows = [line.strip("| ").split("|") for line in first_table.splitlines()]
+    (_, *phases), _, *events = [[cell.strip().strip("`") for cell in row] for row in rows]
+    shown = {name: dict(zip(phases, cells, strict=True)) for name, *cells in events}
+    assert shown == {
+        event.__name__: {phase.value: after.value if after is not None else "-" for phase, after in row.items()}
+        for event, row in expected.items()
+    }

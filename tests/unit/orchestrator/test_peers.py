@@ -38,7 +38,7 @@ class SilentCall:
 async def test_whoever_gives_up_a_stream_cancels_the_call_and_never_the_read_which_grpc_would_not_free() -> None:
     call = SilentCall()
     peer = VerifierPeer("127.0.0.1:1", WireSettings())
-    peer._stub = SimpleNamespace(OpenSession=lambda request: call)  # type: ignore[assignment]
+    peer._stub = lambda: SimpleNamespace(OpenSession=lambda request, timeout: call)  # type: ignore[assignment,method-assign,return-value]
 
     async def first_event() -> object:
         return await anext(peer.open_session(REQUEST))

@@ -1,0 +1,200 @@
+"""One verifier's stream of a session, from `Opened` until it ends: frames to the client, commits to the record.
+
+`strict`: a frame waits for the record; `relaxed`: neither waits. Beside the stream run the record's writer and the
+keeper of its drafter. What comes after a verifier that is lost is not known here.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+
+import structlog
+
+from orchestrator.attach_attempt import AttachFacts
+from orchestrator.attachments import DrafterKeeper
+from orchestrator.breaker import Outcome
+from orchestrator.claim import Claim
+from orchestrator.opening import OpenedSession
+from orchestrator.outbox import FrameSink
+from orchestrator.progress import Progress
+from orchestrator.record_writer import RecordWriter
+from orchestrator.runner_context import RunnerContext
+from orchestrator.side_tasks import cancel_and_wait
+from specdec.errors import DrainingError, FencedError, PeerUnavailableError, SpecdecError, VerifierLostError
+from specdec.messages import AttachmentChange, Commit, Draining, Fenced, PromptLogprobs, SessionFinished
+from specdec.session import UnexpectedEventError
+
+_log = structlog.get_logger(__name__)
+
+
+class EpochStream:
+    """`run` it once."""
+
+    def __init__(
+        self,
+        claim: Claim,
+        opening: OpenedSession,
+        progress: Progress,
+        writer: RecordWriter,
+        outbox: FrameSink,
+        context: RunnerContext,
+        *,
+        arrived_at: float,
+    ) -> None:
+        """`arrived_at`: when the request came, by the monotonic clock."""
+        self._claim = claim
+        self._opening = opening
+        self._progress = progress
+        self._writer = writer
+        self._outbox = outbox
+        self._context = context
+        self._arrived_at = arrived_at
+        self._keeper = self._drafter_keeper()
+        self._is_left = False
+        self._began = time.monotonic()
+
+    def leave_verifier(self) -> None:
+        """It is to be empty: from its next event on the session is taken elsewhere, where another would take it."""
+        self._is_left = True
+
+    def leave_drafter(self, endpoint: str) -> None:
+        """It is to be empty: another one drafts for the session, where there is one."""
+        if self._keeper is not None:
+            self._keeper.leave(endpoint)
+
+    @property
+    def verifier(self) -> str:
+        return self._opening.verifier.endpoint
+
+    @property
+    def drafter(self) -> str:
+        """Endpoint of the drafter that is attached now, empty without one."""
+        return self._keeper.drafter if self._keeper is not None else ""
+
+    @property
+    def chosen_drafter(self) -> str:
+        """The same, or of the one that is about to be."""
+        return self._keeper.chosen if self._keeper is not None else ""
+
+    @property
+    def age_s(self) -> float:
+        return time.monotonic() - self._began
+
+    async def run(self, on_fenced: Callable[[], object], may_move: Callable[[], bool]) -> None:
+        """Returns when the output has ended and its last frame is in the outbox.
+
+        `on_fenced` is called where the record has another owner. `may_move` says whether another verifier would take
+        the session: one that drains is left then, and read to its end otherwise.
+
+        Raises:
+            VerifierLostError: the verifier is lost, or was left; the session may go on elsewhere.
+            FencedError: another owner has the session.
+            SlowReaderError: the client does not read.
+            StoreUnavailableError: strict, and the store does not answer.
+            SpecdecError: what else the verifier ended the stream with.
+        """
+        async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(contextlib.aclosing(self._opening.events))
+            await self._begin()
+            await stack.enter_async_context(self._side_tasks(on_fenced))
+            await self._relay(may_move)
+
+    async def _begin(self) -> None:
+        frames = self._progress.begin(self._opening.opened)
+        if self._context.strict:
+            await self._writer.flush()
+        for frame in frames:
+            self._outbox.put(frame)
+
+    @contextlib.asynccontextmanager
+    async def _side_tasks(self, on_fenced: Callable[[], object]) -> AsyncIterator[None]:
+        def on_writer_done(writing: asyncio.Task[None]) -> None:
+            if not writing.cancelled() and writing.exception() is not None:
+                on_fenced()
+
+        async with contextlib.AsyncExitStack() as stack:
+            writing = asyncio.create_task(self._writer.run())
+            writing.add_done_callback(on_writer_done)
+            stack.push_async_callback(cancel_and_wait, writing)
+            if self._keeper is not None:
+                stack.push_async_callback(cancel_and_wait, asyncio.create_task(self._keeper.run()))
+            yield
+
+    async def _relay(self, may_move: Callable[[], bool]) -> None:
+        try:
+            async for event in self._opening.events:
+                match event:
+                    case Commit():
+                        await self._relay_commit(event)
+                    case PromptLogprobs():
+                        if (untold := self._progress.prompt_logprobs(event)) is not None:
+                            self._outbox.put(untold)
+                    case SessionFinished():
+                        self._context.cluster.report(self._opening.verifier, Outcome.WORKED)
+                        return self._outbox.put(self._progress.finish(event))
+                    case Fenced():
+                        self._progress.apply(event)
+                        raise FencedError("another owner has the session")
+                    case _:
+                        self._progress.apply(event)
+                if isinstance(event, AttachmentChange) and self._keeper is not None:
+                    self._keeper.note(event)
+                if isinstance(event, Draining):
+                    self._is_left = True
+                    self._context.cluster.note_draining(self._opening.verifier)
+                if self._is_left and may_move():
+                    raise VerifierLostError("the verifier drains")
+        except (PeerUnavailableError, DrainingError) as error:
+            self._context.cluster.report(self._opening.verifier, error)
+            if isinstance(error, PeerUnavailableError):
+                self._context.cluster.suspect(self._opening.verifier)
+            raise VerifierLostError("the verifier was lost") from error
+        except UnexpectedEventError as error:
+            _log.error("verifier_broke_contract", session_id=self._claim.session_id, error=str(error))
+            raise VerifierLostError("the verifier broke the protocol") from error
+        except SpecdecError as error:
+            if type(error) is SpecdecError:  # a fault of the verifier's own
+                self._context.cluster.report(self._opening.verifier, error)
+                raise VerifierLostError("the verifier failed") from error
+            raise
+        raise VerifierLostError("the verifier ended the stream")
+
+    async def _relay_commit(self, commit: Commit) -> None:
+        if not self._progress.has_streamed:
+            self._context.metrics.time_to_first_token_seconds.observe(time.monotonic() - self._arrived_at)
+        self._context.routing.note_round(self.drafter, self.verifier, self._claim.tenant, commit.statistics)
+        committed, delta = self._progress.commit(commit, self.drafter)
+        self._writer.push(committed)
+        if self._context.strict:
+            await self._writer.flush()
+        self._outbox.put(delta)
+        self._context.metrics.generation_tokens.inc(len(commit.token_ids))
+
+    def _drafter_keeper(self) -> DrafterKeeper | None:
+        speculation = self._claim.spec.speculation
+        if speculation.disabled or speculation.max_draft_tokens == 0:
+            return None
+        return DrafterKeeper(
+            self._context.cluster,
+            self._context.routing,
+            self._attach_facts(),
+            self._progress.known_token_ids,
+            self._context.num_own_attachments,
+        )
+
+    def _attach_facts(self) -> AttachFacts:
+        verifier, opened = self._opening.verifier, self._opening.opened
+        model = verifier.status.model if verifier.status is not None else None
+        return AttachFacts(
+            session_id=self._claim.session_id,
+            epoch=self._progress.session.epoch,
+            attach_secret=opened.attach_secret,
+            verifier_endpoint=verifier.endpoint,
+            tokenizer_fingerprint=model.tokenizer_fingerprint if model is not None else "",
+            spec=self._claim.spec,
+            acceptance_rule=opened.acceptance_rule,
+            prompt_length=len(opened.prompt_token_ids),
+            sample_index=self._claim.sample_index,
+            tenant=self._claim.tenant,
+        )
