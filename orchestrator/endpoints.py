@@ -1,18 +1,11 @@
 """One server as the orchestrator sees it. Plain data."""
 
 import dataclasses
-from enum import Enum
 
 from specdec.messages import ServerStatus
-from specdec.messages.cluster import CircuitState
+from specdec.messages.cluster import CircuitState, Role
 
-
-class Role(Enum):
-    """Values are the names of specdec.v1.Role without the prefix."""
-
-    VERIFIER = "VERIFIER"
-    DRAFTER = "DRAFTER"
-    ORCHESTRATOR = "ORCHESTRATOR"
+__all__ = ["EndpointView", "Role"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ from orchestrator.admin_servicer import AdminServicer
 from orchestrator.admission import Admission
 from orchestrator.cluster import Cluster
 from orchestrator.discovery import StaticDiscovery
+from orchestrator.drains import Drains
 from orchestrator.edge.gate import edge_gate
 from orchestrator.embedded_store import EmbeddedStore
 from orchestrator.generation_servicer import GenerationServicer
@@ -80,7 +81,9 @@ async def serve_until(
             resume_reserve=settings.resume_reserve,
         )
         sessions = Sessions(context, admission)
-        admin = AdminServicer(sessions, cluster, store_health)
+        is_own_store = settings.redis.get_secret_value() == EMBEDDED_REDIS
+        drains = Drains(cluster, sessions, store, shared=not is_own_store)
+        admin = AdminServicer(sessions, cluster, store_health, drains)
         server = GrpcServer(
             settings.listen,
             wire=settings.wire,
@@ -96,15 +99,16 @@ async def serve_until(
         )
         server.add(add_AdminServiceServicer_to_server, admin, admin_pb2.DESCRIPTOR.services_by_name["AdminService"])
         exporter = stack.enter_context(MetricsExporter(metrics, settings.metrics, insecure_bind=settings.insecure_bind))
-        admin.own_endpoint = await server.start()
-        _log.info("listening", endpoint=admin.own_endpoint, metrics=exporter.endpoint)
-        for watch in (cluster.run(), store_health.run(), reaper.run()):
+        drains.own_endpoint = await server.start()
+        _log.info("listening", endpoint=drains.own_endpoint, metrics=exporter.endpoint)
+        for watch in (cluster.run(), store_health.run(), reaper.run(), drains.run()):
             watching = asyncio.create_task(watch)
             watching.add_done_callback(lambda task: _on_watch_done(task, stopping))
             stack.push_async_callback(cancel_and_wait, watching)
+        await drains.refresh()  # before the first stream: what was drained before a restart still is
         await server.set_serving()
-        _log.info("serving", endpoint=admin.own_endpoint)
-        on_serving(admin.own_endpoint)
+        _log.info("serving", endpoint=drains.own_endpoint)
+        on_serving(drains.own_endpoint)
         await stopping.wait()
         _log.info("draining", num_sessions=len(sessions.running))
         await server.set_not_serving()

@@ -1,4 +1,4 @@
-"""Counts what a client is sent against its tenant's share, on the way to its outbox. Knows no limits."""
+"""Notes what a client is sent, on the way to its outbox. Knows nothing of what the notes are for."""
 
 from collections.abc import Callable
 
@@ -8,20 +8,22 @@ from specdec.messages import Delta, GenerationEvent, Started
 
 
 class MeteredSink:
-    """`charge` is told the tokens of each frame; those of the prompt, too, where `charges_prompt`."""
+    """`on_delta` is told of each, `on_prompt` of the number of the prompt's tokens."""
 
-    def __init__(self, sink: FrameSink, charge: Callable[[int], None], *, charges_prompt: bool) -> None:
+    def __init__(
+        self, sink: FrameSink, *, on_prompt: Callable[[int], None] | None, on_delta: Callable[[Delta], None]
+    ) -> None:
         self._sink = sink
-        self._charge = charge
-        self._charges_prompt = charges_prompt
+        self._on_prompt = on_prompt
+        self._on_delta = on_delta
 
     def put(self, frame: GenerationEvent) -> None:
         self._sink.put(frame)
         match frame:
-            case Started() if self._charges_prompt:
-                self._charge(frame.num_prompt_tokens)
+            case Started() if self._on_prompt is not None:
+                self._on_prompt(frame.num_prompt_tokens)
             case Delta():
-                self._charge(len(frame.token_ids))
+                self._on_delta(frame)
 
     def close(self, error: SpecdecError | None = None) -> None:
         self._sink.close(error)

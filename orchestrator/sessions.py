@@ -17,6 +17,7 @@ import structlog
 
 from orchestrator.admission import Admission, Slots
 from orchestrator.claim import Claim
+from orchestrator.endpoint_figures import EndpointFigures
 from orchestrator.metered import MeteredSink
 from orchestrator.outbox import FrameSink, Outbox
 from orchestrator.record import RecordState, SessionRecord
@@ -34,7 +35,7 @@ from specdec.errors import (
     UnknownSessionError,
 )
 from specdec.ids import SessionId
-from specdec.messages import GenerationEvent
+from specdec.messages import Delta, GenerationEvent
 from specdec.params import (
     MAX_SAMPLES,
     GenerationSpec,
@@ -68,7 +69,15 @@ class Sessions:
         self._samples: dict[SessionId, tuple[SessionId, ...]] = {}
         """The sessions of each request for several samples, while its stream runs."""
         self._num_cancelling = 0
-        self.draining = False
+        self._is_going = False
+        self.drained = False
+        """By an operator's order: no new streams, until the order is taken back."""
+        self.figures = EndpointFigures()
+
+    @property
+    def draining(self) -> bool:
+        """It takes no new streams."""
+        return self._is_going or self.drained
 
     @property
     def running(self) -> Mapping[SessionId, SessionRunner]:
@@ -125,8 +134,7 @@ class Sessions:
         The session goes on from what the client has, and the verifier tells text from there on. What the record has
         beyond it no client ever saw; it is offered to the verifier, which goes on from it or from what it kept itself.
         A verifier of the numerics that decided the output so far is preferred, or the only one that will do.
-        Log-probabilities go
-        on with the tokens that are decided from then on; those of the prompt were told.
+        Log-probabilities go on with the tokens that are decided from then on; those of the prompt were told.
 
         Raises:
             UnknownSessionError: no record, none that was opened, or one of another tenant.
@@ -210,10 +218,15 @@ class Sessions:
 
     async def drain(self, grace_s: float) -> None:
         """Takes no new sessions; those that run may end for `grace_s`, the rest are told to resume elsewhere."""
-        self.draining = True
+        self._is_going = True
         if self._runners:
             await asyncio.wait([asyncio.create_task(r.ended.wait()) for r in self._runners.values()], timeout=grace_s)
         await asyncio.gather(*(self._end(runner, StopReason.DRAINING) for runner in list(self._runners.values())))
+
+    def leave(self, endpoint: str) -> None:
+        """That verifier or drafter is to be empty: what it does for sessions here goes to another, if there is one."""
+        for runner in self._runners.values():
+            runner.leave(endpoint)
 
     async def _serve(self, claim: Claim, slots: Slots) -> AsyncGenerator[GenerationEvent, None]:
         if claim.session_id in self._runners:
@@ -268,7 +281,12 @@ class Sessions:
     def _start(self, claim: Claim, outbox: FrameSink, slots: Slots) -> SessionRunner:
         # One prefill serves all samples, and a session that goes on paid for its prompt when it began.
         charges_prompt = claim.must_be_new and claim.sample_index == 0
-        sink = MeteredSink(outbox, slots.charge, charges_prompt=charges_prompt)
+
+        def sent(delta: Delta) -> None:
+            slots.charge(len(delta.token_ids))
+            self.figures.note(delta, (runner.verifier, runner.drafter), time.monotonic())
+
+        sink = MeteredSink(outbox, on_prompt=slots.charge if charges_prompt else None, on_delta=sent)
         runner = SessionRunner(claim, self._context, sink)
         self._runners[claim.session_id] = runner
         slots.hold()
