@@ -21,8 +21,12 @@ from specdec.cli.bench_engine import bench_engine
 from specdec.cli.bench_load import bench_load
 from specdec.cli.certs import certs
 from specdec.cli.demo import demo
+from specdec.cli.drain import drain, undrain
 from specdec.cli.generate import generate
+from specdec.cli.ps import ps
 from specdec.cli.roles import drafter, orchestrator, verifier
+from specdec.cli.sessions import kill, sessions
+from specdec.cli.top import top
 from specdec.cli.up import up
 
 app = typer.Typer(
@@ -49,7 +53,9 @@ def options(
     """Speculative decoding as microservices: drafters guess, a verifier decides."""
 
 
-for command in (up, generate, demo, certs, bench, bench_load, bench_engine, verifier, drafter, orchestrator):
+for command in (up, generate, ps, top, sessions, drain, undrain, kill):
+    app.command()(command)
+for command in (demo, certs, bench, bench_load, bench_engine, verifier, drafter, orchestrator):
     app.command()(command)
 
 
