@@ -1,6 +1,6 @@
 """Which verifier is likely to have a prompt's first blocks in its cache, from what was sent where.
 
-The orchestrator has no tokenizer: prompts are compared as text, or as the token ids that they came as. Kept are keyed
+The orchestrator has no tokenizer: prompts are compared as text, or as the token ids that they came as. Kept are
 hashes of their beginnings, never a prompt. It is a guess: a verifier may have given the blocks away since. Pure: times
 are arguments.
 """
@@ -18,6 +18,8 @@ _FIRST_CHUNK_TOKENS = 32
 """Two blocks of a verifier: what is shorter is computed anew in no time."""
 _CHUNK_GROWTH = 8
 """A chunk is an eighth of what precedes it: few hashes for long prompts, told apart to an eighth of their length."""
+_NAMING_CHUNK = 3
+"""Prompts that are alike up to here, 128 tokens, are taken to go on alike."""
 _HASH_BYTES = 8
 _MAX_HOLDERS = 4
 """Verifiers that are remembered of one beginning, the latest."""
@@ -33,13 +35,16 @@ class PromptMarks:
     beginnings: tuple[tuple[bytes, int], ...] = ()
     num_tokens: int = 0
 
+    @property
+    def name(self) -> str:
+        """Of how the prompt begins, the same in every orchestrator; empty for a short one."""
+        return self.beginnings[_NAMING_CHUNK][0].hex() if len(self.beginnings) > _NAMING_CHUNK else ""
+
 
 class PrefixAffinity:
     """At most `capacity` beginnings, those that were used least recently go first."""
 
-    def __init__(self, key: bytes, *, capacity: int = 32_768, lifetime_s: float = 600.0) -> None:
-        """`key` (at most 64 bytes) is for this process alone: nobody else can make or compare its hashes."""
-        self._key = key
+    def __init__(self, *, capacity: int = 32_768, lifetime_s: float = 600.0) -> None:
         self._capacity = capacity
         self._lifetime_s = lifetime_s
         self._holders: OrderedDict[bytes, dict[str, tuple[int, float]]] = OrderedDict()
@@ -49,7 +54,7 @@ class PrefixAffinity:
 
     def marks(self, prompt: Prompt, tenant: str, model: str) -> PromptMarks:
         """Hashes are chained, so that a beginning's tells all of it; verifiers share blocks within one tenant alone."""
-        digest = hashlib.blake2b(f"{len(tenant)}:{tenant}{model}".encode(), digest_size=_HASH_BYTES, key=self._key)
+        digest = hashlib.blake2b(f"{len(tenant)}:{tenant}{model}".encode(), digest_size=_HASH_BYTES)
         token_ids = prompt_token_ids(prompt)
         if token_ids is not None:
             data, width, size = array("q", token_ids).tobytes(), 1, 8

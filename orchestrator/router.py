@@ -13,12 +13,16 @@ from specdec.errors import InvalidParameterError, NoVerifierError, UnknownModelE
 _RETRY_AFTER_S = 1.0
 _OUTPUT_TOKENS = 256
 """What a session costs besides its prompt, in prompt tokens: a hit on a short prompt saves next to nothing of that."""
-_AFFINITY_SESSIONS, _AFFINITY_SHARE = 2.0, 0.25
+_AFFINITY_SESSIONS, _AFFINITY_SHARE = 4.0, 0.5
 """For a hit that saves everything a verifier may be ahead of the others by so many sessions, and this part of the mean
 load. So a popular prompt fills its verifier that far and then begins to live on a second one."""
+_LIKELY_SHARE = 0.75
+"""Of a prompt that this orchestrator sent nowhere, where others would have sent it."""
 _MAX_QUEUE_WAIT_S = 0.5
 _MIN_FREE_SHARE = 0.05
 _MAX_SLOWNESS = 8.0
+_BASE_SESSIONS = 8
+"""What an idle verifier's forward pass costs, in sessions: reading its weights takes as long as that many rows."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +34,15 @@ class SessionNeeds:
         cached_tokens: of the prompt, by verifier, how many it is likely to have in its cache.
         num_new_sessions: by verifier, those that were sent there since it told of its load, by others too.
         forward_s: by verifier, how long a forward pass takes there, where that is known.
+        beginning: names how the prompt begins, alike at every orchestrator; empty where it is too short to matter.
         tie_breaker: anything that differs from session to session: equals are then taken in turn, not all by one.
     """
 
     num_prompt_tokens: int = 0
-    cached_tokens: Mapping[str, int] | None = None
+    cached_tokens: Mapping[str, float] | None = None
     num_new_sessions: Mapping[str, float] | None = None
     forward_s: Mapping[str, float] | None = None
+    beginning: str = ""
     tie_breaker: str = ""
 
 
@@ -53,7 +59,7 @@ def choose_verifier(
 
     A session's cost is the load that it meets: sessions there (what the verifier said last and those sent since, or
     what this orchestrator has there now where that is more; waiting ones twice, for their prompts are still to come),
-    times how much slower than others the verifier is, over the part of its blocks that is free. What the cache saves
+    times how much slower than others the verifier is, over the part of its blocks that is free. What its cache saves
     is taken off, bounded, so that a popular prompt cannot overload one verifier. Those that have no room come last.
     With a numerics fingerprint only verifiers of the same will do: the session goes on there bit for bit.
 
@@ -81,7 +87,7 @@ def choose_verifier(
     needs, own = needs or SessionNeeds(), num_own_sessions or {}
     pressure = _pressures(fit, own, needs)
     allowance = _AFFINITY_SESSIONS + _AFFINITY_SHARE * sum(pressure.values()) / len(pressure)
-    cached_tokens = needs.cached_tokens or {}
+    cached_tokens = needs.cached_tokens or _likely_tokens(fit, needs)
 
     def cost(view: EndpointView) -> float:
         saved = cached_tokens.get(view.endpoint, 0) / (needs.num_prompt_tokens + _OUTPUT_TOKENS)
@@ -138,7 +144,7 @@ def _pressures(fit: Sequence[EndpointView], own: Mapping[str, int], needs: Sessi
         slowness = forward_s.get(view.endpoint, mean_forward_s) / mean_forward_s
         slowness = min(max(slowness, 1 / _MAX_SLOWNESS), _MAX_SLOWNESS)
         free = max(1 - _used_share(view, num_new), _MIN_FREE_SHARE)
-        pressures[view.endpoint] = (num_sessions + 1) * slowness / free
+        pressures[view.endpoint] = (num_sessions + _BASE_SESSIONS) * slowness / free
     return pressures
 
 
@@ -156,6 +162,17 @@ def _is_full(view: EndpointView, needs: SessionNeeds) -> bool:
     if view.status is not None and view.status.load.queue_wait_s > _MAX_QUEUE_WAIT_S:
         return True
     return _used_share(view, (needs.num_new_sessions or {}).get(view.endpoint, 0.0) + 1) > 1
+
+
+def _likely_tokens(fit: Sequence[EndpointView], needs: SessionNeeds) -> dict[str, float]:
+    """Of a prompt that was sent nowhere from here, what each verifier may have of it through other orchestrators.
+
+    They agree without a word on an order of the verifiers for each beginning, and try them in that order.
+    """
+    if needs.beginning == "":
+        return {}
+    order = sorted(fit, key=lambda view: _turn(view.endpoint, needs.beginning))
+    return {view.endpoint: _LIKELY_SHARE * needs.num_prompt_tokens / (rank + 1) for rank, view in enumerate(order)}
 
 
 def _turn(endpoint: str, tie_breaker: str) -> tuple[bytes, str]:

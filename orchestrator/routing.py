@@ -4,7 +4,6 @@ Knows where prompts went, what drafters brought, and what was sent where since a
 router.py; carries no session and calls nobody.
 """
 
-import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
@@ -28,9 +27,9 @@ _MAX_FLEET = 16.0
 class Routing:
     """One object per orchestrator."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, affinity_key: bytes | None = None) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._affinity = PrefixAffinity(affinity_key or secrets.token_bytes(16))
+        self._affinity = PrefixAffinity()
         self._measurements = Measurements()
         self._hedge_delays: dict[str, HedgeDelay] = {}
         self._sent: dict[str, tuple[ServerStatus | None, int]] = {}
@@ -59,6 +58,7 @@ class Routing:
             ),
             num_new_sessions={view.endpoint: fleet * self._num_sent(view) for view in verifiers},
             forward_s={endpoint: value for endpoint, value in forward_s.items() if value is not None},
+            beginning=marks.name,
             tie_breaker=session_id,
         )
         chosen = choose_verifier(

@@ -10,7 +10,7 @@ SYSTEM = "You answer in verse. " * 100  # 2,100 characters
 
 
 def affinity(capacity: int = 1000) -> PrefixAffinity:
-    return PrefixAffinity(b"k" * 16, capacity=capacity, lifetime_s=60.0)
+    return PrefixAffinity(capacity=capacity, lifetime_s=60.0)
 
 
 def cached(known: PrefixAffinity, prompt: Prompt, *, tenant: str = "", now: float = 1.0) -> dict[str, int]:
@@ -81,4 +81,10 @@ def test_no_prompt_is_kept_and_long_ones_have_few_hashes() -> None:
     assert len(marks.beginnings) < 90
     assert all(len(beginning) == 8 for beginning, _ in marks.beginnings)
     assert known.marks("short", "", "m") == PromptMarks((), 2)
-    assert PrefixAffinity(b"other key").marks("secret " * 150_000, "", "m") != marks
+
+
+def test_orchestrators_name_prompts_that_begin_alike_the_same_and_short_ones_not_at_all() -> None:
+    one, other = affinity(), affinity()
+    assert one.marks(SYSTEM + "a" * 500, "", "m").name == other.marks(SYSTEM + "b" * 500, "", "m").name != ""
+    assert one.marks(SYSTEM, "", "m").name != one.marks(SYSTEM, "tenant", "m").name
+    assert one.marks(SYSTEM[:400], "", "m").name == ""
