@@ -4,6 +4,8 @@ import asyncio
 import dataclasses
 import functools
 import inspect
+import os
+import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -53,7 +55,11 @@ def asks_orchestrator(command: Callable[..., None]) -> Callable[..., None]:
     def with_options(**given: Any) -> None:
         with told_in_one_line():
             orchestrator = _connection(**{option.name: given.pop(option.name) for option in options})
-            command(orchestrator, **given)
+            try:
+                command(orchestrator, **given)
+                sys.stdout.flush()
+            except BrokenPipeError:  # whoever read has seen enough; what is buffered still has to go somewhere
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     parameters = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)

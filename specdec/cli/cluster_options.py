@@ -67,7 +67,7 @@ def role_command_line(role: str, arguments: Sequence[str]) -> Sequence[str]:
 
 def verifier_arguments(options: ClusterOptions) -> list[str]:
     return [
-        *("--model", options.model, "--listen", LOOPBACK, "--metrics", LOOPBACK),
+        *("--model", options.model, "--listen", LOOPBACK),
         *_tls(options, "verifier"),
         *_options(device=options.device, dtype=options.dtype, threads=options.num_threads),
     ]
@@ -75,7 +75,7 @@ def verifier_arguments(options: ClusterOptions) -> list[str]:
 
 def drafter_arguments(options: ClusterOptions) -> list[str]:
     return [
-        *("--proposer", options.proposer, "--listen", LOOPBACK, "--metrics", LOOPBACK),
+        *("--proposer", options.proposer, "--listen", LOOPBACK),
         *("--niceness", str(DRAFTER_NICENESS)),
         *_options(model=options.draft_model, quantization=options.quantization, device=options.device),
         *_options(threads=options.num_draft_threads),
@@ -87,7 +87,7 @@ def orchestrator_arguments(options: ClusterOptions, endpoints: Mapping[str, str]
     """`endpoints`: host:port by process name, of the roles that are there already."""
     drafters = [endpoints[name] for name in sorted(endpoints) if name.startswith("drafter")]
     return [
-        *("--listen", options.listen, "--metrics", LOOPBACK),
+        *("--listen", options.listen),
         *(["--insecure-bind"] if options.insecure_bind else []),
         *_tls(options, "orchestrator"),
         *_options(verifiers=endpoints["verifier"], drafters=",".join(drafters) or None),

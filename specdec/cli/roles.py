@@ -150,6 +150,13 @@ def _serve(role: str, options: dict[str, Any]) -> None:
             run_role(role_module(role).serve(settings))
 
 
+def settings_class(role: str) -> Any:
+    """The class of its settings; importing it costs more than a start of the command line may."""
+    from specdec import config
+
+    return getattr(config, _SETTINGS[role])
+
+
 def read_settings(role: str, options: dict[str, Any]) -> Any:
     """The role's settings; options that are None are left to the environment and the defaults.
 
@@ -158,10 +165,8 @@ def read_settings(role: str, options: dict[str, Any]) -> Any:
     """
     from pydantic import ValidationError
 
-    from specdec import config
-
     try:
-        return getattr(config, _SETTINGS[role])(**{name: value for name, value in options.items() if value is not None})
+        return settings_class(role)(**{name: value for name, value in options.items() if value is not None})
     except ValidationError as error:
         raise UsageError(_describe(error)) from None
 

@@ -3,9 +3,7 @@
 import asyncio
 import contextlib
 import json
-import os
 import signal
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -35,10 +33,7 @@ def top(
         with contextlib.suppress(asyncio.CancelledError):
             await watching
 
-    try:
-        orchestrator.ask(watch)
-    except BrokenPipeError:  # whoever read has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered still has to go somewhere
+    orchestrator.ask(watch)
 
 
 async def _watch(client: "AdminClient", interval_s: float, frames: int | None, *, as_json: bool) -> None:

@@ -1,11 +1,14 @@
 import inspect
+import re
 from collections.abc import Callable
 
 import pytest
+from typer.testing import CliRunner
 
 from specdec import config
 from specdec.cli import roles
 from specdec.cli.failures import UsageError
+from specdec.cli.main import app
 
 FROM_THE_ENVIRONMENT_ALONE = {"wire"}
 
@@ -46,3 +49,18 @@ def test_other_machines_are_let_in_only_when_asked() -> None:
     roles.require_loopback("--listen", "0.0.0.0:1", insecure_bind=True)
     with pytest.raises(UsageError, match="insecure-bind"):
         roles.require_loopback("--listen", "0.0.0.0:1", insecure_bind=False)
+
+
+@pytest.mark.parametrize(
+    ("role", "told"),
+    [
+        ("verifier", ["256", "2000.0", "prefix-caching", "loopback-only"]),
+        ("drafter", ["draft_model", "int8", "64"]),
+        ("orchestrator", ["embedded", "relaxed", "store-tokens"]),
+    ],
+)
+def test_the_help_of_a_role_tells_the_defaults_of_its_settings(role: str, told: list[str]) -> None:
+    result = CliRunner().invoke(app, [role, "--help"], env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
+    defaults = set(re.findall(r"\[default: ([^\]]*)\]", result.output))
+    assert set(told) <= defaults
+    assert not any("Undefined" in default or "None" in default for default in defaults)
