@@ -24,6 +24,7 @@ from specdec.cli.demo import demo
 from specdec.cli.drain import drain, undrain
 from specdec.cli.generate import generate
 from specdec.cli.ps import ps
+from specdec.cli.role_command import RoleCommand
 from specdec.cli.roles import drafter, orchestrator, verifier
 from specdec.cli.sessions import kill, sessions
 from specdec.cli.top import top
@@ -55,8 +56,10 @@ def options(
 
 for command in (up, generate, ps, top, sessions, drain, undrain, kill):
     app.command()(command)
-for command in (demo, certs, bench, bench_load, bench_engine, verifier, drafter, orchestrator):
+for command in (demo, certs, bench, bench_load, bench_engine):
     app.command()(command)
+for command in (verifier, drafter, orchestrator):
+    app.command(cls=RoleCommand)(command)
 
 
 if __name__ == "__main__":
