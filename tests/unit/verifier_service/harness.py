@@ -1,6 +1,7 @@
 """An engine over a made-up target: logits are a hash of the token prefix. No threads, no sockets, own clock."""
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Callable, Sequence
 
@@ -98,6 +99,11 @@ class HashRunner:
 
 
 def prefix_logits(prefix: Sequence[int]) -> torch.Tensor:
+    return _prefix_logits(tuple(prefix))
+
+
+@functools.lru_cache(maxsize=4096)
+def _prefix_logits(prefix: tuple[int, ...]) -> torch.Tensor:
     seed = int.from_bytes(hashlib.sha256(repr(list(prefix)).encode()).digest()[:7], "big")
     logits = 2 * torch.randn(VOCABULARY_SIZE, generator=torch.Generator().manual_seed(seed))
     logits[END_TOKEN_ID] -= 3
