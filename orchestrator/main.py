@@ -32,6 +32,8 @@ from specdec.wire.role_identity import Role, role_certificates
 from specdec.wire.server import GrpcServer
 from specdec.wire.shutdown import shutdown_signal
 
+_CLIENT_KEEPALIVE = {"keepalive_time_s": 10.0, "keepalive_timeout_s": 5.0}
+"""Clients may be far away, and a stream that is cut by mistake costs more than one that is held a while longer."""
 _STREAM_END_GRACE_S = 2.0
 """For the last frames of streams that have ended already."""
 
@@ -86,7 +88,7 @@ async def serve_until(
         admin = AdminServicer(sessions, cluster, store_health, drains)
         server = GrpcServer(
             settings.listen,
-            wire=settings.wire,
+            wire=settings.wire.model_copy(update=_CLIENT_KEEPALIVE),
             insecure_bind=settings.insecure_bind,
             certificates=CertificateFiles(settings.edge_tls) if settings.edge_tls else None,
             gate=edge_gate(settings),

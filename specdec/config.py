@@ -62,11 +62,12 @@ class WireSettings(BaseModel):
 
     max_message_bytes: int = Field(default=16 << 20, ge=1 << 10, le=1 << 30)
     """Largest message that is received: 16 nodes with float32 probabilities over 152,000 tokens each have 10 MB."""
-    keepalive_time_s: float = Field(default=10.0, gt=0)
+    keepalive_time_s: float = Field(default=0.5, gt=0)
     """A connection that is silent for this long is pinged."""
-    keepalive_timeout_s: float = Field(default=5.0, gt=0)
-    """A ping without an answer for this long breaks the connection: a peer that vanished is noticed after 15 s."""
-    min_ping_interval_s: float = Field(default=5.0, gt=0)
+    keepalive_timeout_s: float = Field(default=1.4, gt=0)
+    """A ping without an answer for this long breaks the connection: with keepalive_time_s, a peer that vanished or
+    stands still is noticed within 2 s. Pings are answered by threads of gRPC's own, whatever Python does meanwhile."""
+    min_ping_interval_s: float = Field(default=0.25, gt=0)
     """A server takes pings that come no faster; must be below the other side's keepalive_time_s."""
     max_concurrent_streams: int = Field(default=1024, ge=1)
     """Calls that one connection may have open; more wait at the caller."""
@@ -244,6 +245,8 @@ class OrchestratorSettings(RoleSettings):
     tenant_limits: Path | None = None
     """TOML or JSON file with tenants whose limits differ: [tenants.NAME], with these names less `tenant_`, and numbers
     or "unlimited". Read again when it changes."""
+    failover_timeout_s: float = Field(default=30.0, ge=0, le=600)
+    """A session that lost its verifier looks for another for so long; then its stream ends, and it can be resumed."""
     health_interval_s: float = Field(default=1.0, gt=0, le=60)
     """Pause between two looks at each verifier and drafter."""
 

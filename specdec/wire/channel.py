@@ -74,6 +74,7 @@ def _options(wire: WireSettings) -> list[tuple[str, int | str]]:
         ("grpc.absolute_max_metadata_size", wire.max_metadata_bytes),
         ("grpc.keepalive_time_ms", round(wire.keepalive_time_s * 1000)),
         ("grpc.keepalive_timeout_ms", round(wire.keepalive_timeout_s * 1000)),
+        ("grpc.http2.ping_timeout_ms", round(wire.keepalive_timeout_s * 1000)),  # without it: a minute
         ("grpc.keepalive_permit_without_calls", 0),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),

@@ -68,6 +68,7 @@ class GrpcServer:
                 ("grpc.server_handshake_timeout_ms", round(wire.handshake_timeout_s * 1000)),
                 ("grpc.keepalive_time_ms", round(wire.keepalive_time_s * 1000)),
                 ("grpc.keepalive_timeout_ms", round(wire.keepalive_timeout_s * 1000)),
+                ("grpc.http2.ping_timeout_ms", round(wire.keepalive_timeout_s * 1000)),  # see channel.py
                 ("grpc.http2.max_pings_without_data", 0),
                 ("grpc.http2.min_ping_interval_without_data_ms", round(wire.min_ping_interval_s * 1000)),
             ],
