@@ -17,23 +17,27 @@ from specdec.wire.convert import (
     model_info_to_pb,
     server_status_to_pb,
 )
+from specdec.wire.stalled_reader import unless_stalled
 from specdec.wire.tenant import tenant_of_call
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class GenerationServicer(GenerationServiceServicer):
-    def __init__(self, sessions: Sessions, cluster: Cluster) -> None:
+    def __init__(self, sessions: Sessions, cluster: Cluster, *, stall_s: float) -> None:
+        """`stall_s`: a client that takes nothing for so long loses its stream."""
         self._sessions = sessions
         self._cluster = cluster
+        self._stall_s = stall_s
 
     async def Generate(  # noqa: N802 - the name of the RPC
         self, request: pb.GenerateRequest, context: Context
     ) -> AsyncIterator[pb.GenerateResponse]:
         spec, tenant = generation_spec_from_pb(request.spec), tenant_of_call(context)
         frames = self._sessions.generate(request.session_id, spec, tenant, context.time_remaining())
-        async with contextlib.aclosing(frames):
-            async for frame in frames:
+        taken = unless_stalled(frames, context, "Generate", stall_s=self._stall_s)
+        async with contextlib.aclosing(taken):
+            async for frame in taken:
                 yield pb.GenerateResponse(event=generation_event_to_pb(frame))
 
     async def Resume(  # noqa: N802 - the name of the RPC
@@ -43,8 +47,9 @@ class GenerationServicer(GenerationServiceServicer):
         tenant = tenant_of_call(context)
         time_left_s = context.time_remaining()
         frames = self._sessions.resume(request.session_id, request.received_token_ids, spec, tenant, time_left_s)
-        async with contextlib.aclosing(frames):
-            async for frame in frames:
+        taken = unless_stalled(frames, context, "Resume", stall_s=self._stall_s)
+        async with contextlib.aclosing(taken):
+            async for frame in taken:
                 yield pb.ResumeResponse(event=generation_event_to_pb(frame))
 
     async def Cancel(  # noqa: N802 - the name of the RPC

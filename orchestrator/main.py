@@ -96,7 +96,7 @@ async def serve_until(
         )
         server.add(
             add_GenerationServiceServicer_to_server,
-            GenerationServicer(sessions, cluster),
+            GenerationServicer(sessions, cluster, stall_s=settings.slow_reader_timeout_s),
             generation_pb2.DESCRIPTOR.services_by_name["GenerationService"],
         )
         server.add(add_AdminServiceServicer_to_server, admin, admin_pb2.DESCRIPTOR.services_by_name["AdminService"])

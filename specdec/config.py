@@ -230,6 +230,9 @@ class OrchestratorSettings(RoleSettings):
     """Sessions served at one time; more are answered OVERLOADED."""
     resume_reserve: int = Field(default=64, ge=0, le=65536)
     """Sessions beyond max_sessions that only Resume may begin: those of a lost replica come before new ones."""
+    slow_reader_timeout_s: float = Field(default=30.0, gt=0, le=3600)
+    """A client that takes nothing of its stream for so long loses it, answered SLOW_READER; the session can be
+    resumed."""
     tenant_requests_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Requests that each tenant may begin here, per second; more are answered RATE_LIMITED, with the time to come
     again. None: any number. Each orchestrator counts for itself."""

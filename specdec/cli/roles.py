@@ -110,6 +110,7 @@ def orchestrator(
     lease_s: Annotated[float | None, typer.Option(help="An owner that is silent so long may be taken over.")] = None,
     max_sessions: Annotated[int | None, typer.Option(help="Sessions served at one time.")] = None,
     resume_reserve: Annotated[int | None, typer.Option(help="Sessions beyond it that only Resume may begin.")] = None,
+    slow_reader_timeout_s: Annotated[float | None, typer.Option(help="Longest pause of a client's reading.")] = None,
     tenant_requests_per_s: Annotated[float | None, typer.Option(help="Requests of each tenant per second.")] = None,
     tenant_request_burst: Annotated[int | None, typer.Option(help="Requests that may come at once.")] = None,
     tenant_tokens_per_s: Annotated[float | None, typer.Option(help="Tokens of each tenant per second.")] = None,
