@@ -18,6 +18,7 @@ import typer
 from specdec import __version__
 from specdec.cli.bench import bench
 from specdec.cli.bench_engine import bench_engine
+from specdec.cli.bench_faults import bench_faults
 from specdec.cli.bench_load import bench_load
 from specdec.cli.certs import certs
 from specdec.cli.demo import demo
@@ -56,7 +57,7 @@ def options(
 
 for command in (up, generate, ps, top, sessions, drain, undrain, kill):
     app.command()(command)
-for command in (demo, certs, bench, bench_load, bench_engine):
+for command in (demo, certs, bench, bench_load, bench_engine, bench_faults):
     app.command()(command)
 for command in (verifier, drafter, orchestrator):
     app.command(cls=RoleCommand)(command)
