@@ -1,5 +1,5 @@
-"""The session scripts against a small model of them: two owners and a reaper that call in any order, call again, and meet a
-server that loses its last writes or everything. The server is a real one."""
+"""The session scripts against a small model of them: two owners and a reaper that call in any order, call again, and
+meet a server that loses its last writes or everything. The server is a real one."""
 
 import asyncio
 import copy
@@ -37,11 +37,13 @@ pytestmark = pytest.mark.system
 S = SessionId("s")
 NONCES = (b"a" * 16, b"b" * 16)
 Answer = TypeVar("Answer")
+Claimant = tuple[int, int] | None
 Entry = tuple[int, tuple[int, ...]]
 """Where a round ended, and everything before it."""
 
 owners = st.sampled_from(range(len(NONCES)))
-epochs = st.integers(1, 6)
+claimants = st.just(None) | st.tuples(owners, st.integers(-2, 2))
+"""The record's owner, or one of the two with an epoch that is near the record's."""
 prefixes = st.lists(st.integers(1, 2), min_size=1, max_size=4)
 
 
@@ -229,34 +231,36 @@ class ScriptsAndModel(RuleBasedStateMachine):
             expected,
         )
 
-    @rule(owner=owners, epoch=epochs, floor=st.integers(0, 3))
-    def bump(self, owner: int, epoch: int, floor: int) -> None:
-        lease = self.lease(owner, epoch)
+    @rule(who=claimants, floor=st.integers(0, 3))
+    def bump(self, who: Claimant, floor: int) -> None:
+        lease = self.lease(who)
         expected = self.model.bump(lease, floor)
         self.call(lambda name: Server.store.bump(lease, epoch_floor=floor, request_id=name), expected)
 
-    @rule(owner=owners, epoch=epochs)
-    def renew(self, owner: int, epoch: int) -> None:
-        lease = self.lease(owner, epoch)
+    @rule(who=claimants)
+    def renew(self, who: Claimant) -> None:
+        lease = self.lease(who)
         expected = self.model.renew(lease)
         self.call(lambda name: Server.store.renew(lease, request_id=name), expected)
 
-    @rule(owner=owners, epoch=epochs, finished=st.booleans())
-    def release(self, owner: int, epoch: int, finished: bool) -> None:
-        lease, reason = self.lease(owner, epoch), FinishReason.LENGTH if finished else None
+    @rule(who=claimants, finished=st.booleans())
+    def release(self, who: Claimant, finished: bool) -> None:
+        lease, reason = self.lease(who), FinishReason.LENGTH if finished else None
         expected = self.model.release(lease, finished)
         self.call(lambda name: Server.store.release(lease, reason, request_id=name), expected)
 
-    @rule(owner=owners, epoch=epochs, round_number=st.integers(0, 3), tokens=prefixes)
-    def restore(self, owner: int, epoch: int, round_number: int, tokens: list[int]) -> None:
-        lease = self.lease(owner, epoch)
+    @rule(who=claimants, round_number=st.integers(0, 3), tokens=prefixes, as_recorded=st.booleans())
+    def restore(self, who: Claimant, round_number: int, tokens: list[int], as_recorded: bool) -> None:
+        lease, record = self.lease(who), self.model.record
+        if as_recorded and record is not None and record.tokens:
+            tokens = list(record.tokens)
         checkpoint = make_checkpoint(lease, tokens, round_number=round_number)
         expected = self.model.restore(lease, round_number, tuple(tokens))
         self.call(lambda name: Server.store.restore(checkpoint, request_id=name), expected)
 
-    @rule(owner=owners, epoch=epochs, number=st.integers(1, 5), prefix=prefixes, tokens=prefixes)
-    def commit(self, owner: int, epoch: int, number: int, prefix: list[int], tokens: list[int]) -> None:
-        self.commit_round(self.lease(owner, epoch), number, tuple(prefix), tuple(tokens))
+    @rule(who=claimants, number=st.integers(1, 5), prefix=prefixes, tokens=prefixes)
+    def commit(self, who: Claimant, number: int, prefix: list[int], tokens: list[int]) -> None:
+        self.commit_round(self.lease(who), number, tuple(prefix), tuple(tokens))
 
     @precondition(lambda self: self.model.record is not None and self.model.record.state is RecordState.OPEN)
     @rule(back=st.integers(0, 2), tokens=prefixes, data=st.data())
@@ -264,7 +268,7 @@ class ScriptsAndModel(RuleBasedStateMachine):
         """The next round, or once more one that is there."""
         record = self.model.record
         assert record is not None
-        lease = Lease(S, Epoch(record.epoch), record.nonce)
+        lease = self.lease(None)
         number = max(1, record.round + 1 - back)
         index = record.start_index + number - record.start_round - 1
         if back and record.start_index <= index < len(record.entries) and data.draw(st.booleans()):
@@ -272,7 +276,8 @@ class ScriptsAndModel(RuleBasedStateMachine):
             start = record.start_length if index == record.start_index else record.entries[index - 1][0]
             self.commit_round(lease, number, everything[:start], everything[start:end])
         else:
-            self.commit_round(lease, number, record.tokens, tuple(tokens))
+            num_too_few = data.draw(st.sampled_from([0, 0, 0, 1]))
+            self.commit_round(lease, number, record.tokens[: len(record.tokens) - num_too_few], tuple(tokens))
 
     def commit_round(self, lease: Lease, number: int, prefix: tuple[int, ...], tokens: tuple[int, ...]) -> None:
         if not lease.owner_nonce:
@@ -344,10 +349,12 @@ class ScriptsAndModel(RuleBasedStateMachine):
             assert list(found.borders) == ends
             assert found.agrees_with(expected.tokens)
 
-    def lease(self, owner: int, epoch: int) -> Lease:
-        """Near the record's, so that calls meet it."""
-        base = self.model.record.epoch if self.model.record is not None else 0
-        return Lease(S, Epoch(max(1, base + epoch - 3)), NONCES[owner])
+    def lease(self, who: Claimant) -> Lease:
+        record = self.model.record
+        if who is None and record is not None and record.nonce:
+            return Lease(S, Epoch(record.epoch), record.nonce)
+        owner, difference = who or (0, 0)
+        return Lease(S, Epoch(max(1, (record.epoch if record is not None else 1) + difference)), NONCES[owner])
 
 
 def _without_time(answer: Any) -> Any:
@@ -377,7 +384,7 @@ def test_the_scripts_do_what_the_model_does(kind: str) -> None:
                 )
             )
             Machine.TestCase.settings = settings(
-                max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+                max_examples=50, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
             )
             Machine.TestCase().runTest()
             Server.run(Server.store.close())
