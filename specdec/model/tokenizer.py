@@ -75,9 +75,11 @@ class TextTokenizer:
 
     def require_short_enough(self, prompt: Prompt, context_limit: int) -> None:
         """Raises PromptTooLongError for text so long that even the longest tokens could not bring it into the context,
-        and for more token ids than that. Costs nothing, where encoding takes seconds."""
+        and for more token ids or turns of a conversation than that. Costs nothing, where encoding takes seconds."""
         if isinstance(prompt, str):
             size, unit, limit = len(prompt), "characters", context_limit * self._longest_token_chars
+        elif is_chat(prompt) and len(prompt) > context_limit:
+            size, unit, limit = len(prompt), "turns", context_limit  # empty ones, each of which the template mentions
         elif is_chat(prompt):
             size = sum(len(turn.content) for turn in prompt if isinstance(turn, ChatMessage))
             unit, limit = "characters", context_limit * self._longest_token_chars

@@ -85,6 +85,16 @@ async def test_a_text_of_megabytes_is_refused_before_anybody_reads_it(tiny_clust
     assert time.monotonic() - began < 5.0  # to encode it takes about ten seconds
 
 
+async def test_a_conversation_of_more_turns_than_the_context_has_tokens_is_refused_before_anybody_reads_it(
+    tiny_cluster,
+):
+    turns = [common_pb2.ChatMessage(role="user")] * (1 << 18)
+    spec = common_pb2.GenerationSpec(chat=common_pb2.ChatPrompt(messages=turns))
+    code, error = await reason_of(tiny_cluster, generation_pb2.GenerateRequest(spec=spec))
+    assert (code, error.reason) == ("INVALID_ARGUMENT", "PROMPT_TOO_LONG")
+    assert f"{1 << 18} turns" in error.message  # not tokens, which nobody counted
+
+
 @pytest.mark.parametrize("token_id", [-1, 320, 2**31 - 1])
 async def test_a_token_id_outside_the_vocabulary_is_refused(tiny_cluster, token_id):
     message = request()

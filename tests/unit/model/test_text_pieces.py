@@ -34,7 +34,7 @@ def test_byte_fallback_gives_transformers_text_and_keeps_the_space_after_the_pro
 
 
 def test_a_tokenizer_without_a_decoder_joins_its_tokens_by_spaces() -> None:
-    words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"to": 0, "be": 1}, unk_token="to")))  # noqa: S106
+    words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"to": 0, "be": 1}, unk_token="to")))
     assert TextTokenizer(words).decode([0, 1]) == " to be"
 
 

@@ -91,8 +91,8 @@ def tiny_tokenizer(vocabulary_size: int = 320) -> PreTrainedTokenizerFast:
     bpe.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe,
-        eos_token="<|im_end|>",  # noqa: S106 - a token, not a secret
-        pad_token="<|endoftext|>",  # noqa: S106
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
         clean_up_tokenization_spaces=False,
     )
     tokenizer.chat_template = CHAT_TEMPLATE
