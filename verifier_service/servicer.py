@@ -33,9 +33,9 @@ from specdec.wire.convert import (
     verify_request_from_pb,
     verify_response_to_pb,
 )
+from specdec.wire.stream_counts import StreamCounts
 from verifier_service.attachment import DrafterStream
 from verifier_service.mailbox import Mailbox
-from verifier_service.stream_counts import StreamCounts
 
 if TYPE_CHECKING:
     from verifier_service.target import Target

@@ -5,16 +5,16 @@ Without credentials configured everyone is let in and says for which tenant, as 
 """
 
 import contextlib
-from collections import Counter
 from collections.abc import Iterator
 
 from orchestrator.edge.bearer_tokens import BearerTokens
 from orchestrator.edge.caller import ADMIN_SCOPE, Caller
 from orchestrator.edge.json_web_tokens import Issuer, JsonWebTokens
 from specdec.config import OrchestratorSettings
-from specdec.errors import PermissionDeniedError, TooManyStreamsError, UnauthenticatedError
+from specdec.errors import PermissionDeniedError, UnauthenticatedError
 from specdec.wire.gate import HEALTH_PREFIX
 from specdec.wire.interceptors import Context
+from specdec.wire.stream_counts import StreamCounts
 from specdec.wire.tenant import become_tenant, tenant_from_metadata
 
 _ADMIN_PREFIX = "/specdec.v1.AdminService/"
@@ -30,15 +30,14 @@ class EdgeGate:
     ) -> None:
         self._tokens = tokens
         self._web_tokens = web_tokens
-        self._max_streams_per_peer = max_streams_per_peer
-        self._num_streams: Counter[str] = Counter()
+        self._streams_of = StreamCounts(max_streams_per_peer)
 
     @contextlib.contextmanager
     def admit(self, method: str, context: Context) -> Iterator[None]:
         """Raises UnauthenticatedError, PermissionDeniedError, TooManyStreamsError."""
         if not method.startswith(HEALTH_PREFIX):  # load balancers have no credentials
             self._authorise(method, context)
-        with self._counted(_address_of(context.peer())):
+        with self._streams_of.one_more(context.peer()):
             yield
 
     def _authorise(self, method: str, context: Context) -> None:
@@ -59,18 +58,6 @@ class EdgeGate:
         if self._web_tokens is not None:
             return self._web_tokens.caller_of(token)
         raise UnauthenticatedError("the token is not known")
-
-    @contextlib.contextmanager
-    def _counted(self, address: str) -> Iterator[None]:
-        if self._num_streams[address] >= self._max_streams_per_peer:
-            raise TooManyStreamsError(f"{self._max_streams_per_peer} calls of this address are open", retry_after_s=1.0)
-        self._num_streams[address] += 1
-        try:
-            yield
-        finally:
-            self._num_streams[address] -= 1
-            if not self._num_streams[address]:
-                del self._num_streams[address]  # else it would grow by every address there is
 
 
 def edge_gate(settings: OrchestratorSettings) -> EdgeGate:
@@ -96,8 +83,3 @@ def _bearer_token(context: Context) -> str:
     if len(given) != 1 or not isinstance(given[0], str) or not given[0].lower().startswith(_SCHEME):
         raise UnauthenticatedError("the call needs one bearer token in its metadata: authorization: Bearer ...")
     return given[0][len(_SCHEME) :].strip()
-
-
-def _address_of(peer: str) -> str:
-    """Without the port: ipv4:192.0.2.1:1234 is ipv4:192.0.2.1."""
-    return peer.rpartition(":")[0] or peer

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from specdec.errors import TooManyStreamsError
 
+_RETRY_AFTER_S = 1.0
+
 
 class StreamCounts:
     """Counts by host: one that opens connection after connection is one host still."""
@@ -22,7 +24,9 @@ class StreamCounts:
         """
         host, _, _ = peer.rpartition(":")
         if self._num_streams[host] >= self._max_streams:
-            raise TooManyStreamsError(f"at most {self._max_streams} streams from one address")
+            raise TooManyStreamsError(
+                f"at most {self._max_streams} streams from one address", retry_after_s=_RETRY_AFTER_S
+            )
         self._num_streams[host] += 1
         try:
             yield
