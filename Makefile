@@ -14,6 +14,9 @@ BENCH_SCALE_ARGS ?= --target synthetic:seed=1,forward_ms=30 --proposer draft_mod
 	--drafters 4 --sessions 1,8,64,256 --prompt-tokens 64 --repetitions 2 --json out/scale.json
 HOSTILE_ARGS ?= --messages 100000 --json out/hostile.json
 BENCH_ENGINE_ARGS ?= --model smollm2-135m --json out/engine.json
+CAMPAIGN_ARGS ?= --faults 300 --sessions 16 --log-folder out/campaign-logs --json out/campaign.json
+SOAK_MINUTES ?= 30
+SOAK_ARGS ?= --log-folder out/soak-logs --json out/soak.json
 
 ##@ Use
 
@@ -50,6 +53,16 @@ bench-scale: setup ## Measure the control plane under hundreds of streams of a s
 bench-engine: setup ## Measure what the engine costs beside the forward. BENCH_ENGINE_ARGS likewise.
 	@mkdir -p out
 	@specdec bench-engine $(BENCH_ENGINE_ARGS)
+
+.PHONY: campaign
+campaign: setup ## Inject hundreds of faults while sessions stream; fails where a promise is broken. CAMPAIGN_ARGS likewise.
+	@mkdir -p out
+	@specdec bench-faults $(CAMPAIGN_ARGS)
+
+.PHONY: soak
+soak: setup ## A mixed load with kills for SOAK_MINUTES; fails where a process grows. SOAK_ARGS adds options.
+	@mkdir -p out
+	@specdec bench-soak --minutes $(SOAK_MINUTES) $(SOAK_ARGS)
 
 .PHONY: hostile
 hostile: setup ## Hostile messages, 100,000 to each service, while honest sessions stream. HOSTILE_ARGS likewise.

@@ -21,24 +21,23 @@ from specdec.cli.fault_injector import FaultInjector
 from specdec.cli.fault_system import FaultSystem
 from specdec.messages.cluster import ClusterStatus
 
-_MODEL_WAIT_S = 60.0
+CLIENT_TIMEOUT_S = 60.0
+"""Until a system that has started takes requests."""
 _OUTPUT_TIMEOUT_S = 600.0
 _WRITTEN_ANEW_WITHIN_S = 3.0
 """Owners write their records anew within about a second once a store that forgot them is back."""
+_SETTLE_S = 60.0
+"""Within this a system holds nothing of clients that are gone; its records stay for their time to live besides."""
 _POLL_INTERVAL_S = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
 class CampaignPlan:
-    """`settle_s`: how long the system may take until it holds nothing of clients that are gone; a store's records stay
-    `session_ttl_s` longer."""
-
     requests: Sequence[CampaignRequest]
     lanes: Mapping[Party, Sequence[PlannedFault]]
     num_sessions: int
     patience: Patience
     session_ttl_s: float
-    settle_s: float = 60.0
 
 
 @dataclasses.dataclass
@@ -57,8 +56,8 @@ async def run_campaign(
     system: FaultSystem, plan: CampaignPlan, recording: CampaignRecording, say: Callable[[str], None]
 ) -> None:
     """On a system that has started; it is stopped at the end, since that is part of the test."""
-    async with _connected(system) as clients:
-        await asyncio.gather(*(client.wait_for_model(_MODEL_WAIT_S) for client in clients.values()))
+    async with connected(system) as clients:
+        await asyncio.gather(*(client.wait_for_model(CLIENT_TIMEOUT_S) for client in clients.values()))
         calm = StreamingSessions(plan.requests, clients, plan.num_sessions, plan.patience)
         recording.undisturbed = calm.outputs
         began_s = time.monotonic()
@@ -75,7 +74,7 @@ async def run_campaign(
         finally:
             asking.cancel()
             await asyncio.wait([asking])
-    left_over = await _settled(system, plan)
+    left_over = await settled(system, plan.session_ttl_s)
     if left_over != LeftOver():
         say(f"left over: {left_over}")
     await system.stop()
@@ -86,7 +85,7 @@ async def run_campaign(
 
 
 @contextlib.asynccontextmanager
-async def _connected(system: FaultSystem) -> AsyncIterator[dict[str, GenerationClient]]:
+async def connected(system: FaultSystem) -> AsyncIterator[dict[str, GenerationClient]]:
     async with contextlib.AsyncExitStack() as stack:
         yield {
             member.name: await stack.enter_async_context(
@@ -126,16 +125,16 @@ async def _inject_all(
             group.create_task(run_lane(lane))
 
 
-async def _settled(system: FaultSystem, plan: CampaignPlan) -> LeftOver:
-    """What is left once nothing is, or after the time that it may take."""
-    deadline_s = time.monotonic() + plan.settle_s
+async def settled(system: FaultSystem, session_ttl_s: float) -> LeftOver:
+    """Of a system that no client asks any more: what is left once nothing is, or after the time that it may take."""
+    deadline_s = time.monotonic() + _SETTLE_S
     while True:
         statuses = [await system.status_of(member.name) for member in system.members(Party.ORCHESTRATOR)]
         left_over = _open_of([status for status in statuses if status is not None])
         if left_over == LeftOver() or time.monotonic() > deadline_s:
             break
         await asyncio.sleep(_POLL_INTERVAL_S)
-    deadline_s = time.monotonic() + plan.session_ttl_s + plan.settle_s
+    deadline_s = time.monotonic() + session_ttl_s + _SETTLE_S
     while True:
         num_keys, num_lasting = await system.store.count_keys()
         if num_keys == 0 or time.monotonic() > deadline_s:

@@ -101,6 +101,11 @@ class FaultSystem:
         """The name of whoever is known by that endpoint; empty where nobody is."""
         return next((one.name for one in self._members.values() if one.proxy.endpoint == endpoint), "")
 
+    @property
+    def pids(self) -> dict[str, int]:
+        """By name, of those that run."""
+        return {name: pid for name, member in self._members.items() if (pid := member.pid) is not None}
+
     async def start(self) -> None:
         """Raises RoleFailedError after everything that ran was stopped."""
         self.options.log_folder.mkdir(parents=True, exist_ok=True)
@@ -123,9 +128,10 @@ class FaultSystem:
             member.direct_endpoint = format_endpoint(_HOST, self.store.port)
         else:
             command = RoleCommand(name, self._command_line(member), self._environment(member))
-            member.process = RoleProcess(command, self.options.log_folder / f"{name}.log", self._view.log_line)
-            await member.process.start()
-            listening = await member.process.wait_for_event(LISTENING, _START_TIMEOUT_S)
+            process = RoleProcess(command, self.options.log_folder / f"{name}.log", self._view.log_line)
+            await process.start()
+            member.process = process
+            listening = await process.wait_for_event(LISTENING, _START_TIMEOUT_S)
             member.direct_endpoint = str(listening["endpoint"])
             member.metrics_endpoint = str(listening.get("metrics", ""))
         member.expected_to_end = False

@@ -20,6 +20,7 @@ from specdec.cli.bench import bench
 from specdec.cli.bench_engine import bench_engine
 from specdec.cli.bench_faults import bench_faults
 from specdec.cli.bench_load import bench_load
+from specdec.cli.bench_soak import bench_soak
 from specdec.cli.certs import certs
 from specdec.cli.demo import demo
 from specdec.cli.drain import drain, undrain
@@ -57,7 +58,7 @@ def options(
 
 for command in (up, generate, ps, top, sessions, drain, undrain, kill):
     app.command()(command)
-for command in (demo, certs, bench, bench_load, bench_engine, bench_faults):
+for command in (demo, certs, bench, bench_load, bench_engine, bench_faults, bench_soak):
     app.command()(command)
 for command in (verifier, drafter, orchestrator):
     app.command(cls=RoleCommand)(command)
