@@ -33,7 +33,7 @@ from specdec.errors import (
 from specdec.params import FinishReason
 from specdec.session import ClientGone, GaveUp, Session, SessionPhase, VerifierGone
 
-_MAX_QUICK_LOSSES = 8
+_MAX_QUICK_LOSSES = 6
 _QUICK_LOSS_S = 1.0
 """A verifier that was lost so soon counts against the session itself: it may be what kills them."""
 _MIN_BACKOFF_S = 0.1

@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc.aio
 
@@ -18,6 +18,7 @@ from specdec.messages import (
     Commit,
     DetachReason,
     Fenced,
+    Load,
     ModelInfo,
     Numerics,
     Opened,
@@ -43,6 +44,9 @@ from specdec.wire.convert import (
     session_event_to_pb,
 )
 from specdec.wire.server import GrpcServer
+
+if TYPE_CHECKING:  # it brings torch
+    from specdec.model.text import OutputText
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Item = TypeVar("Item")
@@ -87,9 +91,14 @@ def text_of(token_ids: Sequence[int]) -> str:
 @dataclasses.dataclass
 class FakeSession:
     request: OpenSession
+    time_left_s: float | None
     injected: asyncio.Queue[SessionEvent | SpecdecError]
     closed: asyncio.Event
     num_rounds: int = 0
+    num_draft_tokens: int = 0
+
+    def statistics(self) -> SpeculativeStatistics:
+        return SpeculativeStatistics(num_rounds=self.num_rounds, num_draft_tokens=self.num_draft_tokens)
 
 
 class FakeVerifier(VerifierServiceServicer):
@@ -101,9 +110,21 @@ class FakeVerifier(VerifierServiceServicer):
         self.tokens_per_round = tokens_per_round
         self.padding = ""
         """Added to every commit's text."""
+        self.load = Load()
+        """What GetStatus tells."""
         self.refusal: SpecdecError | None = None
         self.refused_sample: int | None = None
         """Only this sample is refused with `refusal`; None: every session is."""
+        self.numerics = "bits"
+        self.make_text: Callable[[OpenSession], OutputText] | None = None
+        """For a session whose text is not as long as its tokens are; else a token's text is its number."""
+        self.num_kept_tokens = 0
+        """Output beyond what is committed that it has from an earlier epoch, of every session that goes on."""
+        self.failure: SpecdecError | None = None
+        """How every session ends right after it was opened."""
+        self.may_open, self.may_finish = asyncio.Event(), asyncio.Event()
+        self.may_open.set()
+        self.may_finish.set()
         self.highest_epoch: dict[str, int] = {}
         self.sessions: list[FakeSession] = []
         self.opened = asyncio.Condition()
@@ -125,7 +146,7 @@ class FakeVerifier(VerifierServiceServicer):
         if self.refusal is not None and self.refused_sample in (None, command.sample_index):
             raise self.refusal
         self.highest_epoch[command.session_id] = command.epoch
-        session = FakeSession(command, asyncio.Queue(), asyncio.Event())
+        session = FakeSession(command, context.time_remaining(), asyncio.Queue(), asyncio.Event())
         async with self.opened:
             self.sessions.append(session)
             self.opened.notify_all()
@@ -141,7 +162,24 @@ class FakeVerifier(VerifierServiceServicer):
         committed = list(command.committed_token_ids or prompt)
         end = len(prompt) + (command.spec.stop.max_new_tokens or DEFAULT_MAX_NEW_TOKENS)
         rule = command.spec.sampling.rule
-        yield Opened(SECRET, tuple(prompt), rule, _numerics(), self.model, end - len(prompt))
+        text = self._output_text(command, committed[len(prompt) :])
+        num_kept = min(self.num_kept_tokens, end - len(committed)) if command.committed_token_ids else 0
+        kept = tuple(target_token(prompt, len(committed) + index, command.sample_index) for index in range(num_kept))
+        committed += kept
+        untold = text(kept)
+        await self.may_open.wait()
+        yield Opened(
+            SECRET,
+            tuple(prompt),
+            rule,
+            _numerics(self.numerics),
+            self.model,
+            end - len(prompt),
+            kept_token_ids=kept,
+            kept_epoch=Epoch(command.epoch - 1 if kept else 0),
+        )
+        if self.failure is not None:
+            raise self.failure
         if command.spec.num_prompt_logprobs is not None:
             yield PromptLogprobs(1, expected_logprobs(prompt[1:], command.spec.num_prompt_logprobs))
         while len(committed) < end:
@@ -157,20 +195,32 @@ class FakeVerifier(VerifierServiceServicer):
             )
             logprobs = () if command.spec.num_logprobs is None else expected_logprobs(tokens, command.spec.num_logprobs)
             session.num_rounds += 1
+            session.num_draft_tokens += num_tokens
             statistics = RoundStatistics(num_tokens, num_tokens - 1, NextTokenKind.RECOVERED, 0.01, 0.01, 0.0)
-            text = text_of(tokens) + self.padding
+            certain, untold = untold + text(tokens) + self.padding, ""
             yield Commit(
                 Round(session.num_rounds),
                 len(committed),
                 tokens,
-                text,
+                certain,
                 statistics,
                 len(committed),
                 logprobs=logprobs,
             )
             committed += tokens
+        await self.may_finish.wait()
         usage = Usage(len(prompt), len(committed) - len(prompt))
-        yield SessionFinished(FinishReason.LENGTH, usage, SpeculativeStatistics(num_rounds=session.num_rounds), "")
+        yield SessionFinished(FinishReason.LENGTH, usage, session.statistics(), untold + text(None))
+
+    def _output_text(
+        self, command: OpenSession, told_token_ids: Sequence[int]
+    ) -> Callable[[Sequence[int] | None], str]:
+        """Takes tokens and tells what text is certain, behind that of tokens that were told; None: the rest."""
+        if self.make_text is None:
+            return lambda token_ids: text_of(token_ids or ())
+        text = self.make_text(command)
+        text.push(told_token_ids)
+        return lambda token_ids: text.flush() if token_ids is None else text.push(token_ids).text
 
     async def Verify(
         self, request_iterator: AsyncIterator[verifier_pb2.VerifyRequest], context: Context
@@ -181,8 +231,8 @@ class FakeVerifier(VerifierServiceServicer):
     async def GetStatus(
         self, request: verifier_pb2.VerifierServiceGetStatusRequest, context: Context
     ) -> verifier_pb2.VerifierServiceGetStatusResponse:
-        model = ModelInfo(self.model, VOCABULARY_SIZE, 4096, "f" * 64, _numerics())
-        status = ServerStatus(True, False, "0", PROTOCOL_VERSION, model=model)
+        model = ModelInfo(self.model, VOCABULARY_SIZE, 4096, "f" * 64, _numerics(self.numerics))
+        status = ServerStatus(True, False, "0", PROTOCOL_VERSION, model=model, load=self.load)
         return verifier_pb2.VerifierServiceGetStatusResponse(status=server_status_to_pb(status))
 
 
@@ -192,6 +242,8 @@ class FakeDrafter(DrafterServiceServicer):
     def __init__(self) -> None:
         self.refusal: SpecdecError | None = None
         self.attached: list[AttachSession] = []
+        self.told_to_leave: asyncio.Queue[str] = asyncio.Queue()
+        """Sessions."""
         self.changed = asyncio.Condition()
 
     async def attachment(self, number: int = 0, timeout_s: float = 5.0) -> AttachSession:
@@ -213,6 +265,7 @@ class FakeDrafter(DrafterServiceServicer):
     async def DetachSession(
         self, request: drafter_pb2.DetachSessionRequest, context: Context
     ) -> drafter_pb2.DetachSessionResponse:
+        self.told_to_leave.put_nowait(request.session_id)
         return drafter_pb2.DetachSessionResponse(found=False)
 
     async def GetStatus(
@@ -270,5 +323,5 @@ def _response(event: SessionEvent) -> verifier_pb2.OpenSessionResponse:
     return verifier_pb2.OpenSessionResponse(event=session_event_to_pb(event))
 
 
-def _numerics() -> Numerics:
-    return Numerics("bits", "w", "float32", "float32", "cpu", "none", "none", "none")
+def _numerics(fingerprint: str) -> Numerics:
+    return Numerics(fingerprint, "w", "float32", "float32", "cpu", "none", "none", "none")

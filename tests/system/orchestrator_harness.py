@@ -102,10 +102,10 @@ class Client:
         self.generation = GenerationServiceStub(self.channel)
         self.admin = AdminServiceStub(self.channel)
 
-    def call(self, spec: GenerationSpec, session_id: str = "", tenant: str = "") -> Any:
+    def call(self, spec: GenerationSpec, session_id: str = "", tenant: str = "", timeout_s: float = DEADLINE_S) -> Any:
         """The running call; iterate it with `frames`."""
         request = generation_pb2.GenerateRequest(spec=generation_spec_to_pb(spec), session_id=session_id)
-        return self.generation.Generate(request, timeout=DEADLINE_S, metadata=tenant_to_metadata(tenant))
+        return self.generation.Generate(request, timeout=timeout_s, metadata=tenant_to_metadata(tenant))
 
     async def generate(self, spec: GenerationSpec, session_id: str = "", tenant: str = "") -> Answer:
         """The whole output; raises the server's error."""
