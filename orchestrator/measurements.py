@@ -14,6 +14,7 @@ _MAX_WEIGHT = 64.0
 """In rounds: about a session's worth. What is older counts for little."""
 _HALF_LIFE_S = 300.0
 """Of a weight: a drafter that was poor is worth another try after some minutes."""
+_FADES_EVERY_S = 1.0
 _PRIOR_WEIGHT = 8.0
 """Rounds that must be measured until a measurement counts for more than what stood in for it."""
 _PRIOR_ACCEPTED_TOKENS = 1.5
@@ -32,9 +33,10 @@ class _Average:
     at: float = 0.0
 
     def observe(self, value: float, now: float) -> None:
-        self.weight = min(self.weight_at(now) + 1, _MAX_WEIGHT)
+        if now > self.at + _FADES_EVERY_S:
+            self.weight, self.at = self.weight_at(now), now
+        self.weight = min(self.weight + 1, _MAX_WEIGHT)
         self.value += (value - self.value) / self.weight
-        self.at = max(self.at, now)
 
     def weight_at(self, now: float) -> float:
         return self.weight * math.exp2(-max(0.0, now - self.at) / _HALF_LIFE_S)
@@ -113,7 +115,11 @@ class Measurements:
         return (1 + accepted) / (forward_s + trip_s + draft_s + num_sessions * _HANDLING_S)
 
     def _observe(self, key: tuple[str, ...], value: float, now: float) -> None:
-        self._averages.setdefault(key, _Average()).observe(value, now)
-        self._averages.move_to_end(key)
-        while len(self._averages) > self._capacity:
-            self._averages.popitem(last=False)
+        average = self._averages.get(key)
+        if average is None:
+            average = self._averages[key] = _Average(at=now)
+            if len(self._averages) > self._capacity:
+                self._averages.popitem(last=False)
+        else:
+            self._averages.move_to_end(key)
+        average.observe(value, now)
