@@ -15,7 +15,7 @@ _OUTPUT_TOKENS = 256
 """What a session costs besides its prompt, in prompt tokens: a hit on a short prompt saves next to nothing of that."""
 _AFFINITY_SESSIONS, _AFFINITY_SHARE = 4.0, 0.5
 """For a hit that saves everything a verifier may be ahead of the others by so many sessions, and this part of the mean
-load. So a popular prompt fills its verifier that far and then begins to live on a second one."""
+pressure. So a popular prompt fills its verifier that far and then begins to live on a second one."""
 _LIKELY_SHARE = 0.75
 """Of a prompt that this orchestrator sent nowhere, where others would have sent it."""
 _MAX_QUEUE_WAIT_S = 0.5

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from orchestrator.endpoints import EndpointView, Role
-from orchestrator.router import choose_drafter, choose_verifier
+from orchestrator.router import SessionNeeds, choose_drafter, choose_verifier
 from specdec.errors import InvalidParameterError, NoVerifierError, UnknownModelError
 from specdec.messages import Load, ModelInfo, Numerics, ServerStatus
 
@@ -79,6 +79,75 @@ def test_a_session_that_goes_on_bit_for_bit_goes_to_equal_numerics_alone() -> No
         choose_verifier(views, "m", numerics_fingerprint="n3")
 
 
+def loaded(endpoint: str, **load: float) -> EndpointView:
+    status = view(endpoint).status
+    assert status is not None
+    return dataclasses.replace(view(endpoint), status=dataclasses.replace(status, load=Load(**load)))
+
+
+def test_of_equally_busy_verifiers_the_one_with_more_free_blocks_is_chosen() -> None:
+    views = [
+        loaded("a:1", num_active_sessions=4, kv_used_bytes=70, kv_budget_bytes=100),
+        loaded("b:1", num_active_sessions=4, kv_used_bytes=20, kv_budget_bytes=100),
+    ]
+    assert choose_verifier(views, "m").endpoint == "b:1"
+
+
+def test_a_verifier_without_room_for_one_more_comes_last_however_idle_it_is_and_whatever_it_has_cached() -> None:
+    full = loaded("a:1", num_active_sessions=1, kv_used_bytes=60, kv_budget_bytes=100)
+    busy = loaded("b:1", num_active_sessions=30, kv_used_bytes=60, kv_budget_bytes=1000)
+    needs = SessionNeeds(num_prompt_tokens=1000, cached_tokens={"a:1": 1000})
+    assert choose_verifier([full, busy], "m", needs=needs) == busy
+    assert choose_verifier([full], "m", needs=needs) == full, "it waits there rather than be refused"
+    queueing = loaded("a:1", queue_wait_s=3.0)
+    assert choose_verifier([queueing, busy], "m", needs=needs) == busy
+
+
+def test_those_that_wait_count_twice_for_their_prompts_are_still_to_come() -> None:
+    views = [
+        loaded("a:1", num_active_sessions=1, num_waiting_sessions=3),
+        loaded("b:1", num_active_sessions=5, num_waiting_sessions=0),
+    ]
+    assert choose_verifier(views, "m").endpoint == "b:1"
+
+
+def test_a_slower_verifier_gets_fewer_sessions() -> None:
+    needs = SessionNeeds(forward_s={"a:1": 0.04, "b:1": 0.01})
+    placed: Counter[str] = Counter()
+    for _ in range(100):
+        placed[choose_verifier([view("a:1"), view("b:1")], "m", num_own_sessions=placed, needs=needs).endpoint] += 1
+    assert placed["b:1"] > 3 * placed["a:1"] > 0
+
+
+def test_the_verifier_that_has_a_prompt_may_be_ahead_of_the_others_but_only_so_far() -> None:
+    needs = SessionNeeds(num_prompt_tokens=4000, cached_tokens={"a:1": 4000})
+    chosen = [choose_verifier([view("a:1", load=load), view("b:1")], "m", needs=needs).endpoint for load in range(40)]
+    ahead = chosen.index("b:1")
+    assert 3 <= ahead <= 10
+    assert chosen == ["a:1"] * ahead + ["b:1"] * (40 - ahead)
+    short = SessionNeeds(num_prompt_tokens=40, cached_tokens={"a:1": 40})
+    assert choose_verifier([view("a:1", load=2), view("b:1")], "m", needs=short).endpoint == "b:1"
+
+
+def test_orchestrators_that_never_saw_a_prompt_send_it_to_the_same_verifier_and_prompts_to_different_ones() -> None:
+    views = [view(f"{name}:1") for name in "abcd"]
+
+    def home(beginning: str, session: str) -> str:
+        needs = SessionNeeds(num_prompt_tokens=4000, beginning=beginning, tie_breaker=session)
+        return choose_verifier(views, "m", needs=needs).endpoint
+
+    assert len({home("one", f"s{number}") for number in range(20)}) == 1
+    assert len({home(f"beginning {number}", "s") for number in range(40)}) == 4
+
+
+def test_equals_are_taken_in_turn_where_sessions_differ() -> None:
+    views = [view(f"{name}:1") for name in "abcd"]
+    chosen = Counter(
+        choose_verifier(views, "m", needs=SessionNeeds(tie_breaker=f"s{number}")).endpoint for number in range(200)
+    )
+    assert min(chosen.values()) > 25
+
+
 def test_no_verifier_at_all_is_told_as_such() -> None:
     for model in ("", "m"):
         with pytest.raises(NoVerifierError):
@@ -110,3 +179,17 @@ def test_a_drafter_that_others_use_too_is_as_busy_as_it_says() -> None:
     views = [view("a:1", role=Role.DRAFTER, load=5), view("b:1", role=Role.DRAFTER, load=1)]
     assert choose_drafter(views, "f", num_own_sessions={"b:1": 4}) == views[1]
     assert choose_drafter(views, "f", num_own_sessions={"b:1": 6}) == views[0]
+
+
+def test_the_drafter_that_is_expected_to_bring_most_is_chosen_and_load_decides_among_equals() -> None:
+    views = [view(f"{name}:1", role=Role.DRAFTER, load=load) for name, load in (("a", 1), ("b", 2), ("c", 3))]
+    rates = {"a:1": 40.0, "b:1": 60.0, "c:1": 60.0}
+    assert choose_drafter(views, "f", expected_tokens_per_s=lambda one, _: rates[one.endpoint]) == views[1]
+    loads: list[int] = []
+
+    def note_load(_: EndpointView, load: int) -> float:
+        loads.append(load)
+        return 0.0
+
+    choose_drafter(views, "f", num_own_sessions={"c:1": 7}, expected_tokens_per_s=note_load)
+    assert loads == [1, 2, 7]
