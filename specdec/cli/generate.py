@@ -1,6 +1,7 @@
 """`specdec generate`: asks a running system for one output, or several samples, and streams them."""
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
@@ -25,13 +26,17 @@ from specdec.params import (
 if TYPE_CHECKING:
     from specdec.cli.answer import Answer
     from specdec.cli.generation_view import GenerationView
+    from specdec.errors import SpecdecError
 
 DEFAULT_ENDPOINT = "127.0.0.1:50050"
 
 
 def generate(
     prompt: Annotated[str, typer.Argument(help="What to answer; - reads it from standard input.")],
-    endpoint: Annotated[str, typer.Option(envvar="SPECDEC_ENDPOINT", help="The orchestrator.")] = DEFAULT_ENDPOINT,
+    endpoint: Annotated[
+        str,
+        typer.Option(envvar="SPECDEC_ENDPOINT", help="The orchestrator; of several, with commas, one after the other."),
+    ] = DEFAULT_ENDPOINT,
     model: Annotated[str, typer.Option(help="Target model; empty for the only one there is.")] = "",
     max_new_tokens: Annotated[int, typer.Option(help="Most output tokens.")] = 256,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
@@ -80,28 +85,42 @@ def generate(
             num_prompt_logprobs=prompt_logprobs,
         ).validated()
         validate_tenant(tenant)
-        access = read_access(
-            endpoint, tls=tls, tls_ca=tls_ca, token=token, token_file=token_file, insecure_token=insecure_token
-        )
+        endpoints = [part.strip() for part in endpoint.split(",") if part.strip()] or [endpoint]
+        accesses = [
+            read_access(each, tls=tls, tls_ca=tls_ca, token=token, token_file=token_file, insecure_token=insecure_token)
+            for each in endpoints
+        ]
         view = _view(spec, show_drafts=show_drafts, quiet=as_json)
-        answers = asyncio.run(_stream(endpoint, tenant, access, spec, timeout_s, view))
+        answers = asyncio.run(_stream(endpoints, tenant, accesses, spec, timeout_s, view))
         if as_json:
             written = [answer.to_json() for answer in answers]
             print(json.dumps(written[0] if samples == 1 else {"samples": written}, ensure_ascii=False))
 
 
 async def _stream(
-    endpoint: str, tenant: str, access: Access, spec: GenerationSpec, timeout_s: float, view: "GenerationView"
+    endpoints: Sequence[str],
+    tenant: str,
+    accesses: Sequence[Access],
+    spec: GenerationSpec,
+    timeout_s: float,
+    view: "GenerationView",
 ) -> Sequence["Answer"]:
+    """Raises SpecdecError for what cannot be resumed."""
     from specdec.cli.answer import collect_samples
     from specdec.cli.client import GenerationClient
+    from specdec.cli.resuming_client import ResumingClient
 
-    try:
-        client = GenerationClient(endpoint, timeout_s=timeout_s, tenant=tenant, access=access)
-    except ValueError as error:
-        raise UsageError(f"--endpoint: {error}") from None
-    async with client:
+    async with contextlib.AsyncExitStack() as stack:
+        replicas = [
+            await stack.enter_async_context(GenerationClient(each, timeout_s=timeout_s, tenant=tenant, access=access))
+            for each, access in zip(endpoints, accesses, strict=True)
+        ]
+        client = ResumingClient(replicas, on_break=_tell_break)
         return await collect_samples(client.generate(spec), spec.num_samples, view.show, view.close)
+
+
+def _tell_break(error: "SpecdecError") -> None:
+    print(f"\n{error.reason}: {error.message}; going on", file=sys.stderr)
 
 
 def _view(spec: GenerationSpec, *, show_drafts: bool, quiet: bool) -> "GenerationView":
