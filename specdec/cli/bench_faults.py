@@ -34,7 +34,7 @@ def bench_faults(
     drafters: Annotated[int, typer.Option(min=1)] = 3,
     orchestrators: Annotated[int, typer.Option(min=2, help="Replicas.")] = 2,
     durability: Annotated[str, typer.Option(help="relaxed or strict.")] = "relaxed",
-    session_ttl_s: Annotated[float, typer.Option("--session-ttl", min=20, help="Seconds a record is kept.")] = 60.0,
+    session_ttl_s: Annotated[float, typer.Option("--session-ttl", min=5, help="Seconds a record is kept.")] = 60.0,
     silence_s: Annotated[
         float, typer.Option("--silence", min=1, help="Seconds without a frame: client resumes.")
     ] = 8.0,

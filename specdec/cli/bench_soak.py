@@ -24,7 +24,7 @@ def bench_soak(
     minutes: Annotated[float, typer.Option(min=0.1, help="How long.")] = 30.0,
     clients: Annotated[int, typer.Option(min=1, max=64, help="Requests at once.")] = 8,
     seed: Annotated[int, typer.Option(min=0, help="Of the load and the kills.")] = 0,
-    session_ttl_s: Annotated[float, typer.Option("--session-ttl", min=20, help="Seconds a record is kept.")] = 60.0,
+    session_ttl_s: Annotated[float, typer.Option("--session-ttl", min=5, help="Seconds a record is kept.")] = 60.0,
     target: Annotated[
         str, typer.Option(help="The synthetic target.")
     ] = "synthetic:seed=7,forward_ms=50,end_rate=0.002",

@@ -113,8 +113,8 @@ class FaultSystem:
             for member in self._members.values():
                 await member.proxy.start()
             await self.start_member(STORE)
-            for party in (Party.VERIFIER, Party.DRAFTER, Party.ORCHESTRATOR):
-                await asyncio.gather(*(self.start_member(member.name) for member in self.members(party)))
+            roles = [one for one in self._members.values() if one.party is not Party.STORE]
+            await asyncio.gather(*(self.start_member(member.name) for member in roles))
         except BaseException:
             await self.stop()
             raise
