@@ -41,7 +41,9 @@ def bench_faults(
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the report to this file.")] = None,
     log_folder: Annotated[Path | None, typer.Option(help="For the processes' logs; a new one if not given.")] = None,
     target: Annotated[str, typer.Option(help="The synthetic target.")] = "synthetic:seed=7,forward_ms=80",
-    draft: Annotated[str, typer.Option(help="The synthetic draft model.")] = "synthetic:seed=7,acceptance=0.8",
+    draft: Annotated[
+        str, typer.Option(help="The synthetic draft model; empty: drafters look up in the text.")
+    ] = "synthetic:seed=7,acceptance=0.8",
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the roles' logs.")] = False,
 ) -> None:
     """Inject faults while sessions stream; exit code 1 where a promise was broken."""

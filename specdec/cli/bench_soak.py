@@ -28,7 +28,9 @@ def bench_soak(
     target: Annotated[
         str, typer.Option(help="The synthetic target.")
     ] = "synthetic:seed=7,forward_ms=50,end_rate=0.002",
-    draft: Annotated[str, typer.Option(help="The synthetic draft model.")] = "synthetic:seed=7,acceptance=0.8",
+    draft: Annotated[
+        str, typer.Option(help="The synthetic draft model; empty: drafters look up in the text.")
+    ] = "synthetic:seed=7,acceptance=0.8",
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the report to this file.")] = None,
     log_folder: Annotated[Path | None, typer.Option(help="For the processes' logs; a new one if not given.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the roles' logs.")] = False,

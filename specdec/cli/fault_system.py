@@ -39,7 +39,7 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 @dataclasses.dataclass(frozen=True)
 class FaultSystemOptions:
-    """`arguments` go to every process of a role as they are."""
+    """`arguments` go to every process of a role as they are. Without a draft model drafters look up in the text."""
 
     model: str
     draft_model: str
@@ -216,8 +216,10 @@ class FaultSystem:
             case Party.VERIFIER:
                 arguments += ["--model", options.model, "--threads", "1", *options.verifier_arguments]
             case Party.DRAFTER:
-                model = ("--proposer", "draft_model", "--model", options.draft_model, "--quantization", "none")
-                arguments += [*model, "--threads", "1", *options.drafter_arguments]
+                lookup = ("--proposer", "ngram")
+                draft = ("--proposer", "draft_model", "--model", options.draft_model, "--quantization", "none")
+                model = (*draft, "--threads", "1")
+                arguments += [*(model if options.draft_model else lookup), *options.drafter_arguments]
             case Party.ORCHESTRATOR:
                 for option, party in (("--verifiers", Party.VERIFIER), ("--drafters", Party.DRAFTER)):
                     arguments += [option, ",".join(one.proxy.endpoint for one in self.members(party))]

@@ -34,7 +34,7 @@ def test_no_promise_is_broken_while_every_role_and_every_link_fails_once(tmp_pat
     ran = _run(
         "bench-faults",
         *("--faults", str(len(_KINDS)), "--kinds", ",".join(_KINDS), "--sessions", "6", "--requests", "12"),
-        *("--max-new-tokens", "60", "--verifiers", "2", "--drafters", "2", "--session-ttl", "10"),
+        *("--max-new-tokens", "60", "--verifiers", "2", "--drafters", "2", "--session-ttl", "10", "--draft", ""),
         *("--log-folder", str(tmp_path / "logs"), "--json", str(json_path)),
     )
     assert json_path.exists(), ran.stderr
