@@ -1,20 +1,25 @@
 #!/usr/bin/env node
 // Streams one generation from a running specdec, from its .proto files alone.
+import { readFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
 import grpc from '@grpc/grpc-js';
 import protoLoader from '@grpc/proto-loader';
 import { describeError } from './errors.js';
 
-const USAGE = `usage: node generate.js [--endpoint HOST:PORT] [--max-new-tokens N] [--temperature T] [--raw] PROMPT
+const USAGE = `usage: node generate.js [--endpoint HOST:PORT] [--tls-ca FILE] [--max-new-tokens N] [--temperature T] [--raw] PROMPT
 
   --endpoint        the orchestrator (127.0.0.1:50050)
+  --tls-ca          speak TLS and trust the authorities of this PEM file (SPECDEC_TLS_CA)
   --max-new-tokens  tokens of output at most (128)
   --temperature     0 is greedy, the default
   --raw             the prompt is plain text instead of the first turn of a chat
+
+A bearer token is taken from SPECDEC_TOKEN.
 `;
 const OPTIONS = {
   endpoint: { type: 'string', default: '127.0.0.1:50050' },
+  'tls-ca': { type: 'string', default: process.env.SPECDEC_TLS_CA },
   'max-new-tokens': { type: 'string', default: '128' },
   temperature: { type: 'string', default: '0' },
   raw: { type: 'boolean', default: false },
@@ -32,7 +37,7 @@ function parseCommandLine() {
   process.exit(2);
 }
 
-function connect(endpoint) {
+function connect(endpoint, tlsCa) {
   const definition = protoLoader.loadSync('specdec/v1/generation.proto', {
     includeDirs: [fileURLToPath(new URL('../../protos', import.meta.url))],
     keepCase: true, // fields are named as in the .proto files
@@ -42,7 +47,14 @@ function connect(endpoint) {
     oneofs: true, // `event.event` names the field that is set
   });
   const { GenerationService } = grpc.loadPackageDefinition(definition).specdec.v1;
-  return new GenerationService(endpoint, grpc.credentials.createInsecure());
+  const credentials = tlsCa ? grpc.credentials.createSsl(readFileSync(tlsCa)) : grpc.credentials.createInsecure();
+  return new GenerationService(endpoint, credentials);
+}
+
+function callMetadata() {
+  const metadata = new grpc.Metadata();
+  if (process.env.SPECDEC_TOKEN) metadata.set('authorization', `Bearer ${process.env.SPECDEC_TOKEN}`);
+  return metadata;
 }
 
 function toRequest({ prompt, raw, temperature, 'max-new-tokens': maxNewTokens }) {
@@ -61,9 +73,9 @@ async function main() {
     console.log(USAGE);
     return;
   }
-  const client = connect(options.endpoint);
+  const client = connect(options.endpoint, options['tls-ca']);
   try {
-    for await (const { event } of client.Generate(toRequest(options))) {
+    for await (const { event } of client.Generate(toRequest(options), callMetadata())) {
       if (event.event === 'delta') process.stdout.write(event.delta.text);
       if (event.event === 'finished') {
         const { text, reason, usage, speculative } = event.finished;

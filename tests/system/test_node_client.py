@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.embedded_store import EmbeddedStore
 from specdec.cli.processes import LocalCluster
 from tests.system.node_client import install_node_client, run_node_client
 from tests.system.scripted_service import ScriptedService, scripted_service
+from tests.system.test_security_edge import ALICE, AUTHORITY_PEM, edge_of, entry, with_token, write_tokens
 
 pytestmark = pytest.mark.system
 
@@ -53,6 +55,21 @@ async def test_node_client_says_so_where_no_server_answers(node_client: Path) ->
     result = await run_node_client(node_client, "--endpoint", "127.0.0.1:1", "hello")
     assert result.exit_code == 1
     assert result.stderr.startswith("UNAVAILABLE: ")
+
+
+async def test_node_client_comes_in_by_tls_with_a_token(
+    node_client: Path, tmp_path: Path, redis: EmbeddedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ca.crt").write_bytes(AUTHORITY_PEM)
+    monkeypatch.setenv("SPECDEC_TLS_CA", str(tmp_path / "ca.crt"))
+    async with edge_of(tmp_path, redis, auth_tokens=write_tokens(tmp_path, entry(ALICE, "acme"))) as edge:
+        await edge.generate(with_token(ALICE))  # there is a model
+        endpoint = edge.endpoint.replace("127.0.0.1", "localhost")  # Node grumbles at certificates of addresses
+        refused = await run_node_client(node_client, "--endpoint", endpoint, "hello")
+        assert refused.stderr.startswith("UNAUTHENTICATED UNAUTHENTICATED: ")
+        monkeypatch.setenv("SPECDEC_TOKEN", ALICE)
+        answered = await run_node_client(node_client, "--endpoint", endpoint, "hello")
+        assert answered.exit_code == 0, answered.stderr
 
 
 @pytest.mark.asyncio(loop_scope="module")
