@@ -241,6 +241,9 @@ class FakeDrafter(DrafterServiceServicer):
 
     def __init__(self) -> None:
         self.refusal: SpecdecError | None = None
+        self.answers = asyncio.Event()
+        """While it is not set, whoever asks for an attach waits."""
+        self.answers.set()
         self.attached: list[AttachSession] = []
         self.told_to_leave: asyncio.Queue[str] = asyncio.Queue()
         """Sessions."""
@@ -258,6 +261,7 @@ class FakeDrafter(DrafterServiceServicer):
         async with self.changed:
             self.attached.append(attach_session_from_pb(request))
             self.changed.notify_all()
+        await self.answers.wait()
         if self.refusal is not None:
             raise self.refusal
         return drafter_pb2.AttachSessionResponse()
