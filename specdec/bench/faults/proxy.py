@@ -195,6 +195,7 @@ class _Connection:
                 self._lost_bytes = True
                 if not chunk:
                     await self._reset.wait()  # nobody hears of the end either
+                    return
                 continue
             if not chunk:
                 with contextlib.suppress(OSError):
