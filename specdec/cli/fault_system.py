@@ -11,14 +11,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import psutil
-
 from specdec.bench.faults.kinds import Party
 from specdec.bench.faults.proxy import FaultProxy
 from specdec.cli.access import Access
 from specdec.cli.admin_client import AdminClient
 from specdec.cli.cluster_options import LOOPBACK, role_command_line
 from specdec.cli.cluster_view import ClusterView
+from specdec.cli.connection_owner import owner_of_port
 from specdec.cli.processes import LISTENING, SERVING
 from specdec.cli.role_process import RoleCommand, RoleProcess
 from specdec.cli.store_process import StoreProcess
@@ -248,13 +247,6 @@ class FaultSystem:
         self._watches.add(task)
         task.add_done_callback(self._watches.discard)
 
-    def _name_client(self, port: int) -> str:
+    async def _name_client(self, port: int) -> str:
         """Whose connection from that port it is; this process is the clients'."""
-        for member in self._members.values():
-            pid = member.pid
-            if pid is None or member.party is Party.STORE:
-                continue
-            with contextlib.suppress(psutil.Error):
-                if any(one.laddr.port == port for one in psutil.Process(pid).net_connections("tcp4")):
-                    return member.name
-        return CLIENT
+        return await asyncio.to_thread(owner_of_port, port, self.pids) or CLIENT

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from enum import Enum
 
 from specdec.config import format_endpoint, parse_endpoint
@@ -49,7 +49,7 @@ class FaultProxy:
     `name_client` tells who connected, from the port that the connection comes from.
     """
 
-    def __init__(self, name_client: Callable[[int], str]) -> None:
+    def __init__(self, name_client: Callable[[int], Awaitable[str]]) -> None:
         self.server = ""
         self.endpoint = ""
         self._name_client = name_client
@@ -108,7 +108,7 @@ class FaultProxy:
         return [connection for connection in self._connections if client in (None, connection.client)]
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        client = self._name_client(writer.get_extra_info("peername")[1])
+        client = await self._name_client(writer.get_extra_info("peername")[1])
         connection = _Connection(client, self._rules.get(client, UNDISTURBED), reader, writer)
         self._connections.add(connection)
         try:

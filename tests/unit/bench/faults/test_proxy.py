@@ -52,8 +52,12 @@ class Server:
 @contextlib.asynccontextmanager
 async def proxied(server: Server) -> AsyncIterator[FaultProxy]:
     """Every client is called `client`."""
+
+    async def name_client(port: int) -> str:
+        return "client"
+
     async with server.listen() as endpoint:
-        proxy = FaultProxy(lambda port: "client")
+        proxy = FaultProxy(name_client)
         proxy.server = endpoint
         await proxy.start()
         try:
