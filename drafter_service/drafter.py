@@ -96,8 +96,7 @@ class Drafter:
             InvalidParameterError: this very attachment runs here.
             PeerUnavailableError: the verifier cannot be reached.
         """
-        if self.draining:
-            raise DrainingError("this drafter is being drained")
+        self._require_serving()
         verifier = self._verifier(request.verifier_endpoint)
         key = (request.session_id, request.attachment_id)
         self._require_room(verifier, key)
@@ -106,8 +105,13 @@ class Drafter:
             await verifier.client.connect(CONNECT_TIMEOUT_S)
         finally:
             verifier.num_joining -= 1
+            self._require_serving()
         self._require_room(verifier, key)  # others may have joined meanwhile
         return await self._join(verifier, key, request)
+
+    def _require_serving(self) -> None:
+        if self.draining:
+            raise DrainingError("this drafter is being drained")
 
     def _require_room(self, verifier: VerifierLink, key: AttachmentKey) -> None:
         if self._num_attachments() >= self._max_sessions:
@@ -153,6 +157,7 @@ class Drafter:
         session = await self._new_session(request, attached.seed)
         if verifier.entries.get(key) is not entry:
             self._device.run_and_forget(session.close)
+            self._require_serving()
             raise UnknownSessionError("left while joining")
         own_limit = request.speculation.max_draft_tokens
         loop = DraftLoop(
@@ -220,15 +225,22 @@ class Drafter:
     async def close(self) -> None:
         """Leaves every session and ends every stream."""
         self.draining = True
-        entries = [entry for verifier in self._verifiers.values() for entry in verifier.entries.values()]
-        for entry in entries:
-            if not entry.answered.done():
-                entry.answered.set_exception(DrainingError("this drafter is being drained"))
-        await _end([entry.task for entry in entries if entry.task is not None])
+        tasks = []
+        for verifier in self._verifiers.values():
+            for key, entry in tuple(verifier.entries.items()):
+                if entry.task is not None:
+                    tasks.append(entry.task)
+                elif not entry.answered.done():
+                    entry.answered.set_exception(DrainingError("this drafter is being drained"))
+                else:  # its proposer is being made ready
+                    verifier.leave(key)
+        await _end(tasks)
         await asyncio.gather(*(verifier.client.close() for verifier in self._verifiers.values()))
 
     def _verifier(self, endpoint: str) -> VerifierLink:
+        """The link to a verifier. Those to verifiers that are gone, and were not asked for again, are forgotten."""
         if endpoint not in self._verifiers:
+            self._verifiers = {known: link for known, link in self._verifiers.items() if link.is_alive}
             self._verifiers[endpoint] = VerifierLink(endpoint, self._wire, self._certificates)
         return self._verifiers[endpoint]
 

@@ -81,6 +81,11 @@ class VerifierLink:
             except PeerUnavailableError:
                 return  # the stream's end says it too
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether there is a stream, or somebody needs one."""
+        return self.client.is_alive or self._is_needed()
+
     def _is_needed(self) -> bool:
         return bool(self.entries) or self.num_joining > 0
 

@@ -63,14 +63,23 @@ class VerifyClient:
         self._outbox: asyncio.Queue[pb.VerifyRequest | None] = asyncio.Queue(MAX_QUEUED_MESSAGES)
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether there is a stream or one is being opened."""
+        return self._task is not None and not self._task.done()
+
     async def connect(self, timeout_s: float) -> None:
-        """Returns once there is a stream. Raises PeerUnavailableError after `timeout_s` without one."""
+        """Returns once there is a stream. Raises PeerUnavailableError after `timeout_s` without one, or where this
+        client is closed."""
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name=f"verify {self.endpoint}")
+        connected = asyncio.ensure_future(self._connected.wait())
         try:
-            await asyncio.wait_for(self._connected.wait(), timeout_s)
-        except TimeoutError:
-            raise PeerUnavailableError("the verifier cannot be reached", endpoint=self.endpoint) from None
+            await asyncio.wait((connected, self._task), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            connected.cancel()
+        if not self._connected.is_set():
+            raise PeerUnavailableError("the verifier cannot be reached", endpoint=self.endpoint)
 
     def send(self, session_id: SessionId, attachment_id: AttachmentId, message: DrafterMessage) -> None:
         """Queues a message. Raises PeerUnavailableError where there is no stream, or the verifier does not read it."""

@@ -18,11 +18,17 @@ DEADLINE_S = 30.0
 class HandSession:
     """Owns one session at a verifier, as an orchestrator would."""
 
-    def __init__(self, stub: verifier_pb2_grpc.VerifierServiceStub, spec: common_pb2.GenerationSpec, epoch: int = 1):
+    def __init__(
+        self,
+        stub: verifier_pb2_grpc.VerifierServiceStub,
+        spec: common_pb2.GenerationSpec,
+        epoch: int = 1,
+        **fields: Any,
+    ) -> None:
         self.session_id = secrets.token_hex(8)
         self.epoch = epoch
         request = verifier_pb2.OpenSessionRequest(
-            session_id=self.session_id, epoch=epoch, owner_nonce=secrets.token_bytes(16), spec=spec
+            session_id=self.session_id, epoch=epoch, owner_nonce=secrets.token_bytes(16), spec=spec, **fields
         )
         self._call = stub.OpenSession(request, timeout=DEADLINE_S)
         self.opened: verifier_pb2.Opened | None = None

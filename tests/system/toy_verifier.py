@@ -7,6 +7,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TypeVar
 
+import grpc.aio
+
 from specdec.config import WireSettings
 from specdec.messages import ModelInfo, SelfCheck
 from specdec.params import Prompt, prompt_token_ids
@@ -71,8 +73,14 @@ async def toy_verifier(
     max_attachments_per_stream: int = 16,
     max_verify_streams_per_peer: int = 16,
     wire: WireSettings | None = None,
+    add_to_server: Callable[[VerifierServicer, grpc.aio.Server], None] = add_VerifierServiceServicer_to_server,
 ) -> AsyncIterator[ToyVerifier]:
-    """Serving from the start, on loopback. `forward_time_s`: what a forward takes at least."""
+    """Serving from the start, on loopback.
+
+    Args:
+        forward_time_s: what a forward takes at least.
+        add_to_server: puts the servicer on the wire.
+    """
     runner, tokenizer = HashRunner(num_blocks=512, context_limit=1024), ToyTokenizer()
     runner.on_forward = lambda num_rows: time.sleep(forward_time_s)
     engine = Engine(
@@ -95,9 +103,7 @@ async def toy_verifier(
     info = ModelInfo("toy", runner.vocabulary_size, runner.context_limit, tokenizer.fingerprint, runner.numerics)
     servicer.target = Target(info, SelfCheck(True, 1, (1,), 0, "", 0.0), tokenizer, engine, device)  # type: ignore[arg-type]
     server = GrpcServer("127.0.0.1:0", wire=wire)
-    server.add(
-        add_VerifierServiceServicer_to_server, servicer, verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"]
-    )
+    server.add(add_to_server, servicer, verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"])
     endpoint = await server.start()
     await server.set_serving()
     device.start()
