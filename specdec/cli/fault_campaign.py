@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 import psutil
 
-from specdec.bench.faults.kinds import RECORD_LOSING_ACTS, Party
+from specdec.bench.faults.kinds import Party
 from specdec.bench.faults.records import FaultRecord, LeftOver
 from specdec.bench.faults.requests import CampaignRequest
 from specdec.bench.faults.schedule import PlannedFault
@@ -24,8 +24,9 @@ from specdec.messages.cluster import ClusterStatus
 CLIENT_TIMEOUT_S = 60.0
 """Until a system that has started takes requests."""
 _OUTPUT_TIMEOUT_S = 600.0
+_KNOW_SESSIONS = (Party.ORCHESTRATOR, Party.STORE)
 _WRITTEN_ANEW_WITHIN_S = 3.0
-"""Owners write their records anew within about a second once a store that forgot them is back."""
+"""Owners write what the store missed or forgot within about a second once it is back."""
 _SETTLE_S = 60.0
 """Within this a system holds nothing of clients that are gone; its records stay for their time to live besides."""
 _POLL_INTERVAL_S = 0.5
@@ -98,14 +99,16 @@ async def connected(system: FaultSystem) -> AsyncIterator[dict[str, GenerationCl
 async def _inject_all(
     injector: FaultInjector, plan: CampaignPlan, faults: list[FaultRecord], say: Callable[[str], None]
 ) -> None:
-    """Lanes beside one another. No owner is struck while it is the only one who knows its sessions."""
-    owners = asyncio.Lock()
+    """Lanes beside one another, but for those of the orchestrators and the store: only these two know a session, and no
+    promise is made for one that loses both."""
+    knowing = asyncio.Lock()
 
     async def inject(fault: PlannedFault) -> FaultRecord:
-        loses_records = fault.kind.act in RECORD_LOSING_ACTS
-        async with owners if loses_records or fault.kind.lane is Party.ORCHESTRATOR else contextlib.nullcontext():
+        if fault.kind.lane not in _KNOW_SESSIONS:
+            return await injector.inject(fault)
+        async with knowing:
             record = await injector.inject(fault)
-            if loses_records:
+            if fault.kind.lane is Party.STORE:
                 await asyncio.sleep(_WRITTEN_ANEW_WITHIN_S)
         return record
 

@@ -93,9 +93,6 @@ FAULT_KINDS = (
     *(FaultKind(act, target, source, lane) for (source, target), lane in _LINKS.items() for act in _LINK_ACTS),
 )
 
-RECORD_LOSING_ACTS = frozenset({Act.KILL_LOSING_TAIL, Act.KILL_LOSING_ALL})
-"""Until an owner has written its record anew, that owner is the only one who knows the session."""
-
 
 def find_kinds(patterns: str) -> tuple[FaultKind, ...]:
     """The kinds whose names begin with one of the patterns, which have commas between them; empty: all.
