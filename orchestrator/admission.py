@@ -14,19 +14,34 @@ from specdec.errors import InvalidParameterError, OverloadedError
 
 
 class Slots:
-    """The places of one request. Its stream has them, and each of its sessions; free when all have given them back."""
+    """The places of one request. Its tenant has them back when its stream has ended; the orchestrator when its sessions
+    have, too, whose records are closed a moment later."""
 
-    def __init__(self, use: TenantUse, clock: Callable[[], float], on_free: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        use: TenantUse,
+        clock: Callable[[], float],
+        *,
+        on_stream_ended: Callable[[], object],
+        on_free: Callable[[], object],
+    ) -> None:
         self._use = use
         self._clock = clock
+        self._on_stream_ended = on_stream_ended
         self._on_free = on_free
         self._num_holders = 1
 
     def hold(self) -> None:
-        """One more has to give them back."""
+        """One session more has to give them back."""
         self._num_holders += 1
 
+    def end_stream(self) -> None:
+        """Once, when the client has all that it gets."""
+        self._on_stream_ended()
+        self.give_back()
+
     def give_back(self) -> None:
+        """Of one who holds them."""
         self._num_holders -= 1
         if self._num_holders == 0:
             self._on_free()
@@ -58,7 +73,7 @@ class Admission:
         """Sessions whose places are taken."""
 
     def admit(self, tenant: str, model: str, num_sessions: int, time_left_s: float | None) -> Slots:
-        """Places for a new request; whoever has them gives them back.
+        """Places for a new request; whoever has them ends the stream.
 
         Raises:
             InvalidParameterError: it asks for more samples than there are places.
@@ -99,10 +114,12 @@ class Admission:
         use.begin(num_sessions, began_s, resumes=resumes, num_ending=num_ending)
         self.num_sessions += num_sessions
 
-        def free() -> None:
-            self.num_sessions -= num_sessions
+        def stream_ended() -> None:
             lasted_s = self._clock() - began_s
             self._pace.note(lasted_s)
             use.end(num_sessions, lasted_s)
 
-        return Slots(use, self._clock, free)
+        def free() -> None:
+            self.num_sessions -= num_sessions
+
+        return Slots(use, self._clock, on_stream_ended=stream_ended, on_free=free)

@@ -6,8 +6,9 @@ Knows when a session goes on at another verifier and when it ends. Decides no to
 
 import asyncio
 import contextlib
+import functools
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
 
 import structlog
@@ -106,6 +107,11 @@ class SessionRunner:
         """Output that the client had when its stream began."""
         return len(self._claim.committed_token_ids) - self._claim.prompt_length
 
+    def agrees_with(self, received_token_ids: Sequence[int]) -> bool:
+        """Whether the output so far and these begin alike, as far as both go."""
+        output = self._progress.known_token_ids()[self.session.prompt_length :]
+        return all(ours == theirs for ours, theirs in zip(output, received_token_ids, strict=False))
+
     @property
     def num_failovers(self) -> int:
         """How often it went on at another verifier."""
@@ -147,7 +153,9 @@ class SessionRunner:
         self._stream.leave_drafter(endpoint)
 
     def _on_done(self, _task: asyncio.Task[None]) -> None:
-        self._outbox.close()  # a task that is cancelled before its first step runs none of its own endings
+        if not self._stream_over:  # a task that is cancelled before its first step runs none of its own endings
+            self._stream_over = True
+            self._outbox.close(self._end_by_request())
         self._writer = self._stream = None  # the writer holds this runner: freed now, not when the collector comes
         self.ended.set()
 
@@ -221,7 +229,7 @@ class SessionRunner:
                     raise VerifierLostError(message) from error
             if num_quick_losses > 1:
                 await asyncio.sleep(min(_MIN_BACKOFF_S * 2 ** (num_quick_losses - 2), _MAX_BACKOFF_S))
-            opening = await self._taken(lambda: self._opener.take_again(left))
+            opening = await self._taken(functools.partial(self._opener.take_again, left))
             metrics.failovers.inc()
             metrics.failover_seconds.observe(time.monotonic() - lost_at)
         self._stream_over = True  # what ends the session from outside comes too late now

@@ -51,7 +51,7 @@ _END_TIMEOUT_S = 5.0
 _RETRY_AFTER_S = 1.0
 _OUTBOX_CAPACITY = 256
 """Frames of one sample that its client may be behind."""
-_MAX_CANCELLING = 64
+_MAX_CANCELLING = 16
 """Cancels under way. Each may ask the store for every sample that a request can have."""
 
 _log = structlog.get_logger(__name__)
@@ -119,7 +119,7 @@ class Sessions:
                 async for frame in frames:
                     yield frame
         finally:
-            slots.give_back()
+            slots.end_stream()
 
     async def resume(
         self,
@@ -154,17 +154,19 @@ class Sessions:
         try:
             received = tuple(received_token_ids)
             deadline = _deadline(time_left_s)
-            claim = await self._claim_recorded(name, received, spec, tenant)  # what is refused ends nothing that runs
             if runner is not None:
+                if not runner.agrees_with(received):  # what is refused ends nothing that runs
+                    raise ResumeMismatchError("the received tokens are not the session's")
                 await self._end(runner, StopReason.RESUMED)
-                claim = await self._claim_recorded(name, received, spec, tenant)
-            self._admission.require_room(claim.spec.model, time_left_s)
+            claim = await self._claim_recorded(name, received, spec, tenant)
+            if runner is None:  # else its place is free again
+                self._admission.require_room(claim.spec.model, time_left_s)
             claim = dataclasses.replace(claim, deadline=deadline)
             async with contextlib.aclosing(self._serve(claim, slots)) as frames:
                 async for frame in frames:
                     yield frame
         finally:
-            slots.give_back()
+            slots.end_stream()
 
     async def _claim_recorded(
         self, name: SessionId, received: tuple[int, ...], spec: GenerationSpec | None, tenant: str
@@ -284,6 +286,7 @@ class Sessions:
 
         def sent(delta: Delta) -> None:
             slots.charge(len(delta.token_ids))
+            runner = self._runners[claim.session_id]  # by name: a runner that its own sink holds is not freed at once
             self.figures.note(delta, (runner.verifier, runner.drafter), time.monotonic())
 
         sink = MeteredSink(outbox, on_prompt=slots.charge if charges_prompt else None, on_delta=sent)

@@ -245,6 +245,8 @@ class FakeDrafter(DrafterServiceServicer):
         """While it is not set, whoever asks for an attach waits."""
         self.answers.set()
         self.attached: list[AttachSession] = []
+        self.times_left_s: list[float | None] = []
+        """Of each of them, until the caller gives up."""
         self.told_to_leave: asyncio.Queue[str] = asyncio.Queue()
         """Sessions."""
         self.changed = asyncio.Condition()
@@ -260,6 +262,7 @@ class FakeDrafter(DrafterServiceServicer):
     ) -> drafter_pb2.AttachSessionResponse:
         async with self.changed:
             self.attached.append(attach_session_from_pb(request))
+            self.times_left_s.append(context.time_remaining())
             self.changed.notify_all()
         await self.answers.wait()
         if self.refusal is not None:
