@@ -1,5 +1,7 @@
 """Options come from the caller, then the environment, then the defaults; secrets show nowhere."""
 
+from pathlib import Path
+
 import pytest
 from pydantic import ValidationError
 
@@ -65,3 +67,26 @@ def test_a_password_in_the_redis_url_shows_in_no_text_form() -> None:
 def test_a_value_without_sense_is_refused_at_start(options: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         OrchestratorSettings(**options)
+
+
+@pytest.mark.parametrize("given", [{"tls_cert"}, {"tls_cert", "tls_key"}, {"tls_ca"}, {"tls_key", "tls_ca"}])
+def test_certificate_key_and_authorities_go_together(given: set[str]) -> None:
+    with pytest.raises(ValidationError, match="go together"):
+        DrafterSettings(proposer="ngram", **dict.fromkeys(given, "file.pem"))
+
+
+def test_clients_see_the_edges_certificate_else_the_roles_and_need_none_of_their_own() -> None:
+    role = {"tls_cert": "role.crt", "tls_key": "role.key", "tls_ca": "ca.crt"}
+    edge = {"edge_tls_cert": "edge.crt", "edge_tls_key": "edge.key"}
+    assert OrchestratorSettings().edge_tls is None
+    assert OrchestratorSettings(**role).edge_tls == (Path("role.crt"), Path("role.key"), None)
+    for settings in (OrchestratorSettings(**edge), OrchestratorSettings(**role, **edge)):
+        assert settings.edge_tls == (Path("edge.crt"), Path("edge.key"), None)
+    with pytest.raises(ValidationError, match="go together"):
+        OrchestratorSettings(edge_tls_cert="edge.crt")
+
+
+def test_a_key_set_is_of_no_use_without_an_issuer_and_an_audience() -> None:
+    for given in ({}, {"auth_jwt_issuer": "i"}, {"auth_jwt_audience": "a"}):
+        with pytest.raises(ValidationError, match="auth_jwks needs"):
+            OrchestratorSettings(auth_jwks="jwks.json", **given)

@@ -64,3 +64,22 @@ def test_the_help_of_a_role_tells_the_defaults_of_its_settings(role: str, told: 
     defaults = set(re.findall(r"\[default: ([^\]]*)\]", result.output))
     assert set(told) <= defaults
     assert not any("Undefined" in default or "None" in default for default in defaults)
+
+
+@pytest.mark.parametrize("role", ["verifier", "drafter", "orchestrator"])
+def test_with_certificates_grpc_may_be_reached_from_other_machines_and_metrics_may_not(role: str) -> None:
+    command = [role, *(["--model", "m"] if role == "verifier" else [])]
+    tls = ["--tls-cert", "no.crt", "--tls-key", "no.key", "--tls-ca", "no.crt"]
+    for options, why in (
+        (["--listen", "192.0.2.1:0"], "--listen: 192.0.2.1:0 can be reached"),
+        ([*tls, "--metrics", "192.0.2.1:0"], "--metrics: 192.0.2.1:0 can be reached"),
+        ([*tls, "--listen", "192.0.2.1:0"], "no.crt"),  # as far as the files, which are not there
+    ):
+        shown = CliRunner().invoke(app, [*command, *options])
+        assert shown.exit_code != 0
+        assert why in shown.output
+
+
+def test_options_that_go_together_are_told_without_a_name_that_none_has() -> None:
+    with pytest.raises(UsageError, match=r"^tls_cert, tls_key and tls_ca go together"):
+        roles.read_settings("drafter", {"tls_cert": "x"})
