@@ -15,15 +15,16 @@ if denied then
 end
 
 local record = redis.call('HMGET', record_key, 'round', 'committed_length', 'rounds_start', 'rounds_start_length',
-  'rounds_start_index', 'store_tokens', 'sealed_by', 'tokens_bytes')
+  'rounds_start_index', 'store_tokens', 'sealed_by', 'tokens_bytes', 'state')
 local last_round, committed_length, rounds_start, rounds_start_length, rounds_start_index, tokens_bytes =
   tonumber(record[1]), tonumber(record[2]), tonumber(record[3]), tonumber(record[4]), tonumber(record[5]),
   tonumber(record[8])
 local stores_tokens = record[6] == '1'
 local compares_tokens = stores_tokens and (record[7] or '') == ''  -- no two seals of the same tokens are alike
 
--- A key of the record may have been evicted by itself.
-if redis.call('STRLEN', rounds_key) ~= BYTES_PER_ROUND * (rounds_start_index + last_round - rounds_start)
+-- Nobody wrote a checkpoint to append to, or a key of the record was evicted by itself.
+if record[9] == 'CLAIMED'
+  or redis.call('STRLEN', rounds_key) ~= BYTES_PER_ROUND * (rounds_start_index + last_round - rounds_start)
   or (stores_tokens and redis.call('STRLEN', tokens_key) ~= tokens_bytes) then
   return answer('LOST', epoch)
 end

@@ -149,6 +149,8 @@ class Model:
         if (denial := self.denial(lease)) is not None:
             return denial
         record, base = self.owned(lease), len(prefix)
+        if record.state is RecordState.CLAIMED:
+            return WriteStatus.LOST
         entry = (base + len(tokens), prefix + tokens)
         if number > record.round + 1 or (number == record.round + 1 and base > len(record.tokens)):
             return WriteStatus.GAP
@@ -213,6 +215,8 @@ class ScriptsAndModel(RuleBasedStateMachine):
         self.model = Model(compares_tokens=self.compares_tokens)
         self.calls: list[tuple[Any, Any]] = []
         """How to make each call again, and its answer."""
+        self.acquire(0, 0, must_be_new=True)
+        self.restore(None, 0, [1, 2], as_recorded=False)
         self.snapshot: tuple[dict[bytes, bytes], ModelRecord | None, list[tuple[Any, Any]]] | None = None
 
     def call(self, make: Any, expected: Any) -> None:
@@ -258,29 +262,36 @@ class ScriptsAndModel(RuleBasedStateMachine):
         expected = self.model.restore(lease, round_number, tuple(tokens))
         self.call(lambda name: Server.store.restore(checkpoint, request_id=name), expected)
 
-    @rule(who=claimants, number=st.integers(1, 5), prefix=prefixes, tokens=prefixes)
-    def commit(self, who: Claimant, number: int, prefix: list[int], tokens: list[int]) -> None:
-        self.commit_round(self.lease(who), number, tuple(prefix), tuple(tokens))
+    @rule(tokens=prefixes)
+    def the_owner_commits(self, tokens: list[int]) -> None:
+        record = self.model.record
+        if record is not None:
+            self.commit_round(self.lease(None), record.round + 1, record.tokens, tuple(tokens))
 
-    @precondition(lambda self: self.model.record is not None and self.model.record.state is RecordState.OPEN)
-    @rule(back=st.integers(0, 2), tokens=prefixes, data=st.data())
-    def commit_as_the_owner(self, back: int, tokens: list[int], data: st.DataObject) -> None:
-        """The next round, or once more one that is there."""
+    @rule(who=claimants, ahead=st.integers(-2, 2), num_missing=st.integers(-1, 2), tokens=prefixes)
+    def commit(self, who: Claimant, ahead: int, num_missing: int, tokens: list[int]) -> None:
+        """Near the record's next round and its end."""
+        record = self.model.record
+        known, number = (record.tokens, record.round) if record is not None else ((), 0)
+        prefix = (*known, 1)[: max(0, len(known) - num_missing)]
+        self.commit_round(self.lease(who), max(1, number + 1 + ahead), prefix, tuple(tokens))
+
+    @precondition(lambda self: self.model.record is not None and len(self.model.record.entries) > 0)
+    @rule(back=st.integers(1, 3), cut=st.integers(0, 1))
+    def commit_once_more(self, back: int, cut: int) -> None:
+        """A round that is there, or, with a token moved, almost."""
         record = self.model.record
         assert record is not None
-        lease = self.lease(None)
         number = max(1, record.round + 1 - back)
         index = record.start_index + number - record.start_round - 1
-        if back and record.start_index <= index < len(record.entries) and data.draw(st.booleans()):
+        if 0 <= index < len(record.entries):
             end, everything = record.entries[index]
-            start = record.start_length if index == record.start_index else record.entries[index - 1][0]
-            self.commit_round(lease, number, everything[:start], everything[start:end])
-        else:
-            num_too_few = data.draw(st.sampled_from([0, 0, 0, 1]))
-            self.commit_round(lease, number, record.tokens[: len(record.tokens) - num_too_few], tuple(tokens))
+            start = record.entries[index - 1][0] if index > 0 else max(0, end - 1)
+            start = max(0, start - cut)
+            self.commit_round(self.lease(None), number, everything[:start], everything[start:end])
 
     def commit_round(self, lease: Lease, number: int, prefix: tuple[int, ...], tokens: tuple[int, ...]) -> None:
-        if not lease.owner_nonce:
+        if not lease.owner_nonce or not tokens:
             return
         if self.model.denial(lease) is None and len(prefix) == len(self.model.owned(lease).tokens):
             prefix = self.model.owned(lease).tokens  # an owner's digest is of what it committed
@@ -288,6 +299,7 @@ class ScriptsAndModel(RuleBasedStateMachine):
         committed = make_round(number, prefix, tokens)
         self.call(lambda name: Server.store.commit(lease, committed, request_id=name), expected)
 
+    @precondition(lambda self: len(self.calls) % 7 == 6)  # not too often: little happens afterwards
     @rule()
     def cancel(self) -> None:
         expected = self.model.cancel()
@@ -311,6 +323,7 @@ class ScriptsAndModel(RuleBasedStateMachine):
         self.model.record.leased = False
         Server.run(Server.raw.hset("specdec:{s}:record", "lease_expires_ms", "1"))
 
+    @precondition(lambda self: len(self.calls) % 3 == 2)
     @rule()
     def the_server_writes_to_its_disk(self) -> None:
         keys = Server.run(Server.raw.keys("specdec:{s}:*"))
@@ -327,6 +340,7 @@ class ScriptsAndModel(RuleBasedStateMachine):
         for key, dump in dumps.items():
             Server.run(Server.raw.restore(key, 600_000, dump))
 
+    @precondition(lambda self: len(self.calls) % 7 == 5)
     @rule()
     def the_server_loses_everything(self) -> None:
         Server.run(Server.raw.flushall())
