@@ -33,6 +33,12 @@ class AttachFacts:
     prompt_length: int
     sample_index: int
     tenant: str = ""
+    deadline: float | None = None
+    """When the session's client gives up, by the monotonic clock. None: never."""
+
+    @property
+    def is_past_deadline(self) -> bool:
+        return self.deadline is not None and time.monotonic() >= self.deadline
 
 
 class AttachAttempt:
@@ -64,6 +70,11 @@ class AttachAttempt:
     @property
     def came_through(self) -> bool:
         return self.attached.done() and not self.attached.cancelled() and self.attached.exception() is None
+
+    @property
+    def was_replaced(self) -> bool:
+        """A later attempt has its place at the verifier."""
+        return self.detach_reason is DetachReason.REPLACED
 
     def note(self, change: AttachmentChange) -> None:
         """Takes what the verifier says of any attachment of the session."""
@@ -98,4 +109,5 @@ class AttachAttempt:
             peer = self._cluster.drafter(self.drafter.endpoint)
         except KeyError as error:
             raise PeerUnavailableError("the drafter is gone") from error
-        await peer.attach_session(request, _ATTACH_TIMEOUT_S)
+        time_left_s = _ATTACH_TIMEOUT_S if facts.deadline is None else facts.deadline - time.monotonic()
+        await peer.attach_session(request, min(max(time_left_s, 0.0), _ATTACH_TIMEOUT_S))

@@ -132,11 +132,12 @@ class DrafterKeeper:
                 self._try(second)
             while kept is None and (waiting := {a.attached for a in self._attempts}):
                 await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                through = [attempt for attempt in self._attempts if attempt.came_through]
+                ended = [attempt for attempt in self._attempts if attempt.attached.done()]
+                through = [attempt for attempt in ended if attempt.came_through and not attempt.was_replaced]
                 kept = max(through, key=lambda attempt: attempt.attachment_id, default=None)
-                for attempt in [a for a in self._attempts if a.attached.done() and not a.came_through]:
+                for attempt in [a for a in ended if a not in through]:
                     self._attempts.remove(attempt)
-                    await self._take_refusal(attempt)
+                    await self._take_failure(attempt)
         finally:
             for attempt in [a for a in self._attempts if a is not kept]:
                 self._attempts.remove(attempt)
@@ -171,7 +172,9 @@ class DrafterKeeper:
         self._report(attempt, Outcome.TRIED)
         return attempt
 
-    async def _take_refusal(self, attempt: AttachAttempt) -> None:
+    async def _take_failure(self, attempt: AttachAttempt) -> None:
+        if attempt.came_through:
+            return self._report(attempt, Outcome.ANSWERED)  # replaced already, by the other attempt
         error = attempt.attached.exception()
         if not isinstance(error, SpecdecError):
             raise error or RuntimeError("an attach neither failed nor came through")
@@ -180,12 +183,15 @@ class DrafterKeeper:
         _log.warning("drafter_not_attached", session_id=self._facts.session_id, **fields)
         if isinstance(error, AttachRefusedError) and refusal == AttachRefusal.TOO_MANY_ATTACHMENTS.value:
             error = OverloadedError(error.message)
+        if isinstance(error, DeadlineError) and self._facts.is_past_deadline:
+            return self._report(attempt, Outcome.ABANDONED)  # the session's client gave up, no fault of the drafter's
         self._report(attempt, error)
         if outcome_of(error) is Outcome.ANSWERED:
             misfit = refusal in _MISFITS
             self._num_refusals[drafter.endpoint, drafter.incarnation] += _MAX_REFUSALS if misfit else 1
             if not misfit and not self._attempts:
                 await asyncio.sleep(_REFUSED_PAUSE_S)
+        return None
 
     def _give_up(self, attempt: AttachAttempt, *, was_overtaken: bool) -> None:
         """One that a later attempt at the same verifier overtook was late by its own fault."""

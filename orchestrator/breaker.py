@@ -90,7 +90,7 @@ class Breaker:
 
 
 def apply(breaker: Breaker, outcome: Outcome, now: float, *, rest_s: float = 0.0) -> Breaker:
-    """The circuit after an outcome. `rest_s`: how long a busy server asked to be left alone, at least `MIN_REST_S`."""
+    """The circuit after an outcome. `rest_s`: how long a busy server asked to be left alone, within the bounds."""
     state = breaker.state(now)
     if state is CircuitState.OPEN:
         return breaker  # told by attempts that began before it opened: the probe alone decides
@@ -105,7 +105,9 @@ def apply(breaker: Breaker, outcome: Outcome, now: float, *, rest_s: float = 0.0
         case Outcome.WORKED if state is CircuitState.CLOSED:
             return Breaker()
         case Outcome.BUSY:
-            return dataclasses.replace(breaker, rests_until=now + max(rest_s, MIN_REST_S), probe_until=None)
+            return dataclasses.replace(
+                breaker, rests_until=now + min(max(rest_s, MIN_REST_S), MAX_REST_S), probe_until=None
+            )
         case Outcome.FAILED:
             num_failures = breaker.num_failures + 1
             if state is CircuitState.CLOSED and num_failures < NUM_FAILURES_TO_OPEN:

@@ -152,12 +152,14 @@ class EpochStream:
             raise VerifierLostError("the verifier was lost") from error
         except UnexpectedEventError as error:
             _log.error("verifier_broke_contract", session_id=self._claim.session_id, error=str(error))
+            self._context.cluster.report(self._opening.verifier, Outcome.FAILED)
             raise VerifierLostError("the verifier broke the protocol") from error
         except SpecdecError as error:
             if type(error) is SpecdecError:  # a fault of the verifier's own
                 self._context.cluster.report(self._opening.verifier, error)
                 raise VerifierLostError("the verifier failed") from error
             raise
+        self._context.cluster.report(self._opening.verifier, Outcome.FAILED)
         raise VerifierLostError("the verifier ended the stream")
 
     async def _relay_commit(self, commit: Commit) -> None:
@@ -196,5 +198,6 @@ class EpochStream:
             acceptance_rule=opened.acceptance_rule,
             prompt_length=len(opened.prompt_token_ids),
             sample_index=self._claim.sample_index,
+            deadline=self._claim.deadline,
             tenant=self._claim.tenant,
         )

@@ -21,6 +21,7 @@ from orchestrator.progress import Progress
 from orchestrator.router import choose_verifier
 from orchestrator.runner_context import RunnerContext
 from specdec.errors import (
+    DeadlineError,
     DrainingError,
     FencedError,
     LoadingError,
@@ -163,8 +164,9 @@ class Opener:
                 rests[verifier.endpoint, verifier.incarnation] = time.monotonic() + rest_s if was_lost else math.inf
                 rest_s = min(2 * rest_s, _MAX_REST_S)
                 continue
-            except BaseException as error:  # the request's own fault, or its client is gone
-                self._context.cluster.report(verifier, error)
+            except BaseException as error:  # the request's own fault, or its client is gone, or its deadline passed
+                own = isinstance(error, DeadlineError)
+                self._context.cluster.report(verifier, Outcome.ABANDONED if own else error)
                 raise
             self._context.cluster.report(verifier, Outcome.ANSWERED)
             if isinstance(first, Opened):

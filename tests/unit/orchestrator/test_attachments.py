@@ -154,6 +154,25 @@ async def test_where_the_first_is_attached_after_all_the_second_is_told_to_leave
         assert first.joined == [1, 3]
 
 
+async def test_where_the_verifier_took_the_second_in_place_of_the_first_the_second_is_kept() -> None:
+    first, second = ScriptedDrafter(), ScriptedDrafter()
+    first.answers.clear()
+    second.answers.clear()
+    cluster = ScriptedCluster(a=first, b=second)
+    async with kept(cluster, QuickHedge()) as keeper:
+        await second.until(second.asked, 1)
+        keeper.note(ended(1, DetachReason.REPLACED))
+        first.answers.set()
+        await first.until(first.joined, 1)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert keeper.drafter == ""
+        second.answers.set()
+        await until_attached(keeper, "b")
+        assert (first.left, second.left) == ([], [])
+        assert Outcome.FAILED not in {outcome for _, outcome in cluster.outcomes}
+
+
 async def test_of_two_that_come_through_together_the_higher_number_is_kept_as_the_verifier_keeps_it() -> None:
     first, second = ScriptedDrafter(), ScriptedDrafter()
     first.answers = second.answers = asyncio.Event()
