@@ -137,7 +137,7 @@ async def test_a_drafter_that_ends_while_its_proposer_is_made_ready_leaves_that_
             blocked.set()
             return await never
 
-        drafter._new_session = not_ready  # type: ignore[assignment]
+        drafter._new_session = not_ready
         joining = asyncio.create_task(attach(drafter, session, verifier.endpoint))
         await blocked.wait()
         await drafter.close()

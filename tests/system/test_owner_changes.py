@@ -183,7 +183,7 @@ async def test_one_address_has_so_many_drafters_streams_and_a_place_is_free_agai
     first, second = HandDrafter(verifier.stub), HandDrafter(verifier.stub)
     session = _Named("s")
     for drafter in (first, second):
-        drafter.attach(session)  # type: ignore[arg-type]
+        drafter.attach(session)
         await drafter.answer("attach_refused")
     async with open_channel(verifier.endpoint) as another_connection:
         with pytest.raises(TooManyStreamsError):

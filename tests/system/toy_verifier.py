@@ -86,7 +86,7 @@ async def toy_verifier(
     engine = Engine(
         "toy",
         runner,
-        tokenizer,  # type: ignore[arg-type]
+        tokenizer,
         SchedulerPolicy(max_step_rows=64, max_draft_tokens=8, draft_wait_s=0.05),
         EngineLimits(
             max_sessions,
@@ -101,7 +101,7 @@ async def toy_verifier(
     device = DeviceThread(engine.step, asyncio.get_running_loop())
     servicer = VerifierServicer(max_verify_streams_per_peer)
     info = ModelInfo("toy", runner.vocabulary_size, runner.context_limit, tokenizer.fingerprint, runner.numerics)
-    servicer.target = Target(info, SelfCheck(True, 1, (1,), 0, "", 0.0), tokenizer, engine, device)  # type: ignore[arg-type]
+    servicer.target = Target(info, SelfCheck(True, 1, (1,), 0, "", 0.0), tokenizer, engine, device)
     server = GrpcServer("127.0.0.1:0", wire=wire)
     server.add(add_to_server, servicer, verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"])
     endpoint = await server.start()
