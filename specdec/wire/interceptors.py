@@ -66,7 +66,11 @@ def _guarded(handler: Handler, method: str) -> Handler:
     async def call(request: Any, context: Context) -> Any:
         try:
             return await behaviour(parsed(request), context)
-        except (Exception, asyncio.CancelledError) as error:
+        except asyncio.CancelledError as leaked:
+            if _is_being_cancelled():
+                raise
+            await abort(leaked, context, method)
+        except Exception as error:
             await abort(error, context, method)
 
     async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
@@ -75,7 +79,11 @@ def _guarded(handler: Handler, method: str) -> Handler:
             async with contextlib.aclosing(behaviour(parsed(request), context)) as responses:
                 async for response in responses:
                     yield response
-        except (Exception, asyncio.CancelledError) as error:
+        except asyncio.CancelledError as leaked:
+            if _is_being_cancelled():
+                raise
+            await abort(leaked, context, method)
+        except Exception as error:
             await abort(error, context, method)
 
     # A handler that streams by context.write is a coroutine function like one that returns its only response.
@@ -123,7 +131,7 @@ async def _parsed_stream(requests: AsyncIterator[bytes], parse: Callable[[bytes]
 
 async def abort(error: Exception | asyncio.CancelledError, context: Context, method: str) -> None:
     """Ends a call with the status of an error, or with INTERNAL where the error is none of the tree."""
-    if isinstance(error, grpc.aio.AbortError) or (isinstance(error, asyncio.CancelledError) and _is_being_cancelled()):
+    if isinstance(error, grpc.aio.AbortError):
         raise error
     known = _as_known(error)
     if known is None:

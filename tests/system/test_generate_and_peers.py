@@ -241,7 +241,10 @@ async def test_a_stopping_orchestrator_tells_its_clients_to_resume_elsewhere(
             call = other.call(long_spec(), "drained")
             answer = await read_until_tokens(call, 2)
             ended = asyncio.create_task(error_of(drained(call)))
-        assert isinstance(await ended, errors.DrainingError)
+        told = await ended
+        assert isinstance(told, errors.DrainingError)
+        assert told.metadata == {"session_id": "drained", "resumable": "true"}
+        assert told.retry_after_s is not None
         await other.channel.close()
         verifier.round_s = 0.0
         assert answer.token_ids
