@@ -20,7 +20,7 @@ from specdec.messages.cluster import ClusterStatus, SessionSummary
 
 _STRIKES_WITHIN_S = 1.0
 _LOST_TAIL_S = 1.0
-_BACK_WITHIN_S = 30.0
+_BACK_WITHIN_S = 60.0
 _POLL_INTERVAL_S = 0.3
 _HELD = {
     Act.HOLD_TO_SERVER: Rule(to_server=Treatment.HOLD),
