@@ -13,11 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from orchestrator.call_batches import CallBatches
 from orchestrator.lease_index import LeaseIndex
 from orchestrator.record import Checkpoint, CommittedRound, SessionRecord, checkpoint_fields, decode_record, record_keys
 from orchestrator.sealing import RecordSeal, read_key_file
-from orchestrator.store_client import Argument, ScriptCall, StoreClient
+from orchestrator.store_client import Argument, StoreClient
 from specdec.ids import Epoch, SessionId
 from specdec.params import FinishReason
 
@@ -112,8 +111,6 @@ class SessionStore:
         self.settings = settings
         self._seal = RecordSeal(read_key_file(settings.token_key_file) if settings.token_key_file is not None else ())
         self._client = StoreClient(settings.url, _scripts(), call_timeout_s=settings.call_timeout_s)
-        self._commits: dict[str, CallBatches[ScriptCall, Any]] = {}
-        """By node: on a cluster a slow node keeps no other's commits waiting."""
         self.lease_index = LeaseIndex(self._client, ttl_s=settings.session_ttl_s + settings.lease_s)
 
     async def acquire(
@@ -206,8 +203,7 @@ class SessionStore:
                 codec.seal_tokens(committed.base_position, committed.token_ids) if stored else b"",
                 codec.kept_digest(committed.prefix_digest),
             )
-        keys = record_keys(lease.session_id)
-        status, _, _ = await self._commits_to(keys[0]).call(ScriptCall(keys, arguments))
+        status, _, _ = await self._client.evaluate("commit", record_keys(lease.session_id), arguments)
         return WriteStatus(status.decode())
 
     async def restore(self, checkpoint: Checkpoint, *, request_id: str | None = None) -> WriteStatus:
@@ -296,12 +292,6 @@ class SessionStore:
     ) -> Any:
         identified = [request_id or uuid.uuid4().hex, *arguments]
         return await self._client.evaluate(script, record_keys(session_id), identified)
-
-    def _commits_to(self, key: str) -> CallBatches[ScriptCall, Any]:
-        node = self._client.node_of(key)
-        if node not in self._commits:
-            self._commits[node] = CallBatches(lambda calls: self._client.evaluate_each("commit", calls))
-        return self._commits[node]
 
 
 def _scripts() -> Mapping[str, str]:

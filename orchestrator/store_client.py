@@ -26,6 +26,7 @@ from redis.exceptions import (
     TryAgainError,
 )
 
+from orchestrator.call_batches import CallBatches
 from orchestrator.store_connection import connect, parse_store_url
 from specdec.errors import StoreUnavailableError
 
@@ -71,13 +72,18 @@ class StoreClient:
         self._deadline_s = 2 * call_timeout_s
         self._turns = asyncio.Semaphore(_MAX_CONNECTIONS)
         self._calls: set[asyncio.Future[Any]] = set()
+        self._batches: dict[tuple[str, str], CallBatches[ScriptCall, Any]] = {}
 
     async def evaluate(self, script: str, keys: Sequence[str], arguments: Sequence[Argument]) -> Any:
-        """The script's answer. Raises StoreUnavailableError."""
-        (reply,) = await self.evaluate_each(script, [ScriptCall(keys, arguments)])
-        if isinstance(reply, StoreUnavailableError):
-            raise reply
-        return reply
+        """The script's answer. Calls of one script to one node that come while others are on their way go together.
+
+        Raises:
+            StoreUnavailableError: no answer within the deadline, or within two where another batch was under way.
+        """
+        batch = (script, self._node_of(keys[0]))
+        if batch not in self._batches:
+            self._batches[batch] = CallBatches(lambda calls: self.evaluate_each(script, calls))
+        return await self._batches[batch].call(ScriptCall(keys, arguments))
 
     async def evaluate_each(self, script: str, calls: Sequence[ScriptCall]) -> Sequence[Any]:
         """Calls of one script in one round trip (to each node that they concern), each with its answer or its error.
@@ -86,16 +92,6 @@ class StoreClient:
             StoreUnavailableError: the deadline passed; some may have run.
         """
         return await self._in_time(script, self._evaluate_each(script, calls))  # type: ignore[no-any-return]
-
-    def node_of(self, key: str) -> str:
-        """Which server has the key, as far as is known: calls for one node make one batch."""
-        if not isinstance(self._redis, RedisCluster):
-            return ""
-        try:
-            node = self._redis.get_node_from_key(key)
-        except SlotNotCoveredError:
-            return ""
-        return node.name if node is not None else ""
 
     async def is_reachable(self) -> bool:
         ping = asyncio.ensure_future(self._redis.ping())
@@ -110,6 +106,16 @@ class StoreClient:
 
     async def close(self) -> None:
         await self._redis.aclose()
+
+    def _node_of(self, key: str) -> str:
+        """Which server has the key, as far as is known: a slow node keeps no other's calls waiting."""
+        if not isinstance(self._redis, RedisCluster):
+            return ""
+        try:
+            node = self._redis.get_node_from_key(key)
+        except SlotNotCoveredError:
+            return ""
+        return node.name if node is not None else ""
 
     async def _evaluate_each(self, script: str, calls: Sequence[ScriptCall]) -> Sequence[Any]:
         replies: dict[int, Any] = {}
