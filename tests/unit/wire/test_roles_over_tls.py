@@ -99,6 +99,19 @@ async def told(call: Coroutine[Any, Any, Any]) -> SpecdecError:
     return error_from_rpc(raised.value)
 
 
+def test_only_an_orchestrator_opens_sessions_or_attaches_and_only_a_drafter_drafts() -> None:
+    allowed = {method.removeprefix("/specdec.v1."): callers for method, callers in ALLOWED_CALLERS.items()}
+    everyone = {Role.VERIFIER, Role.DRAFTER, Role.ORCHESTRATOR}
+    assert allowed == {
+        "VerifierService/OpenSession": {Role.ORCHESTRATOR},
+        "VerifierService/Verify": {Role.DRAFTER},
+        "VerifierService/GetStatus": everyone,
+        "DrafterService/AttachSession": {Role.ORCHESTRATOR},
+        "DrafterService/DetachSession": {Role.ORCHESTRATOR},
+        "DrafterService/GetStatus": everyone,
+    }
+
+
 def test_the_table_speaks_of_every_method_between_roles() -> None:
     services = (verifier_pb2.DESCRIPTOR.services_by_name, drafter_pb2.DESCRIPTOR.services_by_name)
     methods = {
