@@ -472,7 +472,7 @@ class DrainResponse(_message.Message):
     shared: _builtins.bool
     """Other orchestrators see it, and it outlasts this process. False: it is this orchestrator's alone."""
     num_sessions: _builtins.int
-    """Sessions of this orchestrator that are there now: see EndpointStatus.num_own_sessions for how many are left."""
+    """Sessions of this orchestrator that were there: see EndpointStatus.num_own_sessions for how many are left."""
     def __init__(
         self,
         *,

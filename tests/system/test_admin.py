@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -15,12 +16,14 @@ from grpc_health.v1 import health_pb2
 
 from orchestrator.embedded_store import EmbeddedStore
 from specdec import errors
+from specdec.messages import AttachmentChange, AttachmentState, DetachReason
 from specdec.params import FinishReason, GenerationSpec, StopCriteria
 from specdec.v1 import admin_pb2, generation_pb2
 from specdec.wire.interceptors import error_from_rpc
 from tests.system.fakes import FakeDrafter, FakeVerifier, expected_output, served_drafter, served_verifier, tokenise
 from tests.system.orchestrator_harness import (
     DEADLINE_S,
+    Answer,
     Client,
     error_of,
     eventually,
@@ -48,6 +51,42 @@ async def small_cluster() -> AsyncIterator[tuple[Client, FakeVerifier, str, str]
     ):
         await routed(client, 3)
         yield client, verifier, target, helper
+
+
+@dataclasses.dataclass(frozen=True)
+class TwoOfEach:
+    """By endpoint."""
+
+    client: Client
+    verifiers: dict[str, FakeVerifier]
+    drafters: dict[str, FakeDrafter]
+
+    def finish_fast(self) -> None:
+        for verifier in self.verifiers.values():
+            verifier.round_s = 0.0
+
+
+@contextlib.asynccontextmanager
+async def two_of_each() -> AsyncIterator[TwoOfEach]:
+    verifiers = [FakeVerifier(round_s=SLOW_S) for _ in range(2)]
+    drafters = [FakeDrafter() for _ in range(2)]
+    async with contextlib.AsyncExitStack() as stack:
+        redis = await stack.enter_async_context(EmbeddedStore())
+        targets = [await stack.enter_async_context(served_verifier(one)) for one in verifiers]
+        helpers = [await stack.enter_async_context(served_drafter(one)) for one in drafters]
+        client = await stack.enter_async_context(orchestrator(targets, helpers, redis=redis.url))
+        await routed(client, 5)
+        yield TwoOfEach(client, dict(zip(targets, verifiers, strict=True)), dict(zip(helpers, drafters, strict=True)))
+
+
+async def _summaries(client: Client) -> list[admin_pb2.SessionSummary]:
+    listed = await client.admin.ListSessions(admin_pb2.ListSessionsRequest(), timeout=DEADLINE_S)
+    return list(listed.sessions)
+
+
+async def _rest(call: Any, answer: Answer) -> None:
+    async for frame in frames(call):
+        answer.add(frame)
 
 
 async def test_the_cluster_is_told_with_the_orchestrator_first() -> None:
@@ -114,7 +153,58 @@ async def test_running_sessions_are_listed_page_by_page_without_their_prompts() 
             call.cancel()
 
 
-async def test_a_drained_verifier_gets_no_new_sessions_and_keeps_its_own() -> None:
+async def test_a_session_is_told_with_whom_it_is_for_and_how_it_does() -> None:
+    async with small_cluster() as (client, _, target, helper):
+        call = client.call(SPEC, "watched", tenant="team-a")
+        await read_until_tokens(call, 6)
+
+        async def drafted() -> bool:
+            return (await _summaries(client))[0].drafter_endpoint == helper
+
+        await eventually(drafted)
+        (summary,) = await _summaries(client)
+        assert (summary.tenant, summary.state) == ("team-a", admin_pb2.SESSION_STATE_STREAMING)
+        assert (summary.num_failovers, summary.epoch) == (0, 1)
+        assert summary.acceptance_rate == 0.5  # one of the fake verifier's two draft tokens a round
+        assert summary.tokens_per_second > 0
+        assert summary.age.ToTimedelta().total_seconds() > 0
+        status = await client.cluster()
+        own, verifier, drafter = status.endpoints
+        assert [one.num_own_sessions for one in (own, verifier, drafter)] == [1, 1, 1]
+        assert verifier.endpoint == target
+        assert verifier.acceptance_rate == 0.5
+        assert verifier.tokens_per_second > 0
+        assert verifier.circuit == admin_pb2.CIRCUIT_STATE_CLOSED
+        call.cancel()
+
+
+async def test_a_drained_verifiers_sessions_go_on_elsewhere_without_a_lost_or_changed_token() -> None:
+    async with two_of_each() as two:
+        call = two.client.call(SPEC, "moves")
+        answer = await read_until_tokens(call, 4)
+        (summary,) = await _summaries(two.client)
+        leaving = summary.verifier_endpoint
+        ordered = await two.client.admin.Drain(admin_pb2.DrainRequest(endpoint=leaving), timeout=DEADLINE_S)
+        assert ordered.num_sessions == 1
+
+        async def moved() -> bool:
+            (now,) = await _summaries(two.client)
+            return now.verifier_endpoint not in ("", leaving)
+
+        reading = asyncio.create_task(_rest(call, answer))
+        await eventually(moved)
+        (summary,) = await _summaries(two.client)
+        assert (summary.num_failovers, summary.epoch) == (1, 2)
+        assert isinstance(await error_of(two.client.generate(SPEC, "moves")), errors.SessionExistsError)
+        two.finish_fast()
+        await reading
+        assert answer.token_ids == expected_output(tokenise("hello"), 2000)
+        other = await two.client.generate(dataclasses.replace(SPEC, stop=StopCriteria(max_new_tokens=4)))
+        assert len(other.token_ids) == 4
+        assert len(two.verifiers[leaving].sessions) == 1  # nothing new went there
+
+
+async def test_where_no_other_verifier_would_take_them_a_drained_ones_sessions_run_to_their_end() -> None:
     async with small_cluster() as (client, verifier, target, _helper):
         call = client.call(SPEC, "stays")
         answer = await read_until_tokens(call, 2)
@@ -127,17 +217,103 @@ async def test_a_drained_verifier_gets_no_new_sessions_and_keeps_its_own() -> No
         assert (await client.generate(SPEC)).token_ids == expected_output(tokenise("hello"), 2000)
 
 
+async def test_a_drained_drafter_is_told_to_leave_and_another_takes_its_place() -> None:
+    async with two_of_each() as two:
+        call = two.client.call(SPEC, "drafted")
+        await read_until_tokens(call, 2)
+
+        async def drafter() -> str:
+            return (await _summaries(two.client))[0].drafter_endpoint
+
+        leaving = str(await eventually(drafter))
+        await two.client.admin.Drain(admin_pb2.DrainRequest(endpoint=leaving), timeout=DEADLINE_S)
+        async with asyncio.timeout(DEADLINE_S):
+            assert await two.drafters[leaving].told_to_leave.get() == "drafted"
+        attachment = two.drafters[leaving].attached[0].attachment_id
+        requested = AttachmentChange(attachment, AttachmentState.DETACHED, detach_reason=DetachReason.REQUESTED)
+        for verifier in two.verifiers.values():
+            for session in verifier.sessions:
+                session.injected.put_nowait(requested)
+
+        async def is_another() -> bool:
+            return await drafter() not in ("", leaving)
+
+        await eventually(is_another)
+        call.cancel()
+
+
+async def test_a_drain_is_seen_by_every_orchestrator_of_the_store_and_outlasts_a_restart() -> None:
+    async with (
+        EmbeddedStore() as redis,
+        served_verifier(FakeVerifier()) as target,
+        orchestrator([target], redis=redis.url) as second,
+    ):
+        async with orchestrator([target], redis=redis.url) as first:
+            await routed(first)
+            ordered = await first.admin.Drain(admin_pb2.DrainRequest(endpoint=target), timeout=DEADLINE_S)
+            assert ordered.shared
+            assert (await first.cluster()).drains_shared
+        async with orchestrator([target], redis=redis.url) as restarted:
+            assert (await restarted.cluster()).endpoints[1].drained
+
+            async def told() -> bool:
+                return (await second.cluster()).endpoints[1].drained
+
+            await eventually(told)
+            assert isinstance(await error_of(second.generate(SPEC)), errors.NoVerifierError)
+            await restarted.admin.Undrain(admin_pb2.UndrainRequest(endpoint=target), timeout=DEADLINE_S)
+
+            async def forgotten() -> bool:
+                return not (await second.cluster()).endpoints[1].drained
+
+            await eventually(forgotten)
+
+
+async def test_a_drain_beside_a_store_of_ones_own_or_without_one_holds_here_and_says_so() -> None:
+    async with served_verifier(FakeVerifier()) as target:
+        async with orchestrator([target]) as client:  # an embedded store
+            await routed(client)
+            ordered = await client.admin.Drain(admin_pb2.DrainRequest(endpoint=target), timeout=DEADLINE_S)
+            assert not ordered.shared
+            assert not (await client.cluster()).drains_shared
+            assert (await client.cluster()).endpoints[1].drained
+        async with EmbeddedStore() as redis, orchestrator([target], redis=redis.url) as client:
+            await routed(client)
+            await redis.stop()
+            ordered = await client.admin.Drain(admin_pb2.DrainRequest(endpoint=target), timeout=DEADLINE_S)
+            assert not ordered.shared
+            assert (await client.cluster()).endpoints[1].drained
+
+
 async def test_a_drained_orchestrator_takes_no_new_sessions() -> None:
     async with small_cluster() as (client, _, _target, _helper):
         await client.admin.Drain(admin_pb2.DrainRequest(endpoint=client.endpoint), timeout=DEADLINE_S)
         assert isinstance(await error_of(client.generate(SPEC)), errors.DrainingError)
+        assert isinstance(await error_of(client.resume("any", [])), errors.DrainingError)
+        assert (await client.cluster()).endpoints[0].drained
+        await client.admin.Undrain(admin_pb2.UndrainRequest(endpoint=client.endpoint), timeout=DEADLINE_S)
+        few = dataclasses.replace(SPEC, stop=StopCriteria(max_new_tokens=4))
+        assert len((await client.generate(few)).token_ids) == 4
 
 
-async def test_an_unknown_endpoint_cannot_be_drained() -> None:
+async def test_what_makes_no_sense_is_refused_by_the_name_of_the_field() -> None:
     async with small_cluster() as (client, _, _target, _helper):
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await client.admin.Drain(admin_pb2.DrainRequest(endpoint="127.0.0.1:1"), timeout=DEADLINE_S)
-        assert isinstance(error_from_rpc(refused.value), errors.InvalidParameterError)
+        admin = client.admin
+        for method, request, field in [
+            (admin.Drain, admin_pb2.DrainRequest(endpoint="127.0.0.1:1"), "endpoint"),
+            (admin.Drain, admin_pb2.DrainRequest(endpoint=""), "endpoint"),
+            (admin.Undrain, admin_pb2.UndrainRequest(endpoint="nonsense"), "endpoint"),
+            (admin.ListSessions, admin_pb2.ListSessionsRequest(page_size=-1), "page_size"),
+            (admin.ListSessions, admin_pb2.ListSessionsRequest(page_size=1001), "page_size"),
+            (admin.ListSessions, admin_pb2.ListSessionsRequest(page_token="no such token"), "page_token"),
+            (admin.KillSession, admin_pb2.KillSessionRequest(session_id=""), "session_id"),
+            (admin.KillSession, admin_pb2.KillSessionRequest(session_id="a b"), "session_id"),
+        ]:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await method(request, timeout=DEADLINE_S)
+            told = error_from_rpc(refused.value)
+            assert isinstance(told, errors.InvalidParameterError)
+            assert told.metadata["field"] == field
 
 
 async def test_a_killed_session_ends_as_cancelled() -> None:
