@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from specdec import PROTOCOL_VERSION
 from specdec.messages import ServerStatus
 from specdec.messages.cluster import CircuitState, Role
 
@@ -27,4 +28,8 @@ class EndpointView:
 
     @property
     def takes_sessions(self) -> bool:
-        return self.healthy and not self.drained and self.status is not None and not self.status.draining
+        """Whether it serves, and speaks as this process does: no newer or older protocol is guessed at."""
+        status = self.status
+        if not self.healthy or self.drained or status is None:
+            return False
+        return status.protocol_version == PROTOCOL_VERSION and not status.draining

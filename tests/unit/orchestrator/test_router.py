@@ -42,6 +42,7 @@ def test_unhealthy_drained_draining_and_excluded_verifiers_are_left_out() -> Non
         dataclasses.replace(view("a:1"), healthy=False),
         dataclasses.replace(view("b:1"), drained=True),
         dataclasses.replace(view("c:1"), status=ServerStatus(True, True, "0", 1, model=ModelInfo("m", 1, 1, "f"))),
+        dataclasses.replace(view("e:1"), status=ServerStatus(True, False, "0", 2, model=ModelInfo("m", 1, 1, "f"))),
         view("d:1"),
     ]
     assert choose_verifier([*bad, good], "m", excluded={"d:1"}) == good
