@@ -127,7 +127,8 @@ async def receive(
             break
         await asyncio.sleep(_PAUSE_S[min(num_tries, len(_PAUSE_S) - 1)])
         num_tries += 1
-        output.orchestrator = names[(names.index(output.orchestrator) + 1) % len(names)]
+        if began:  # to ask anew, whoever said that it knows no such session is as good as any
+            output.orchestrator = names[(names.index(output.orchestrator) + 1) % len(names)]
 
 
 SILENT = "SILENT"

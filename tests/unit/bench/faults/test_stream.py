@@ -87,10 +87,10 @@ async def test_a_silent_stream_is_taken_for_broken() -> None:
 
 
 async def test_a_session_that_nobody_knows_is_asked_anew_only_before_its_first_token() -> None:
-    one = Scripted([VerifierLostError("lost")], [STARTED, delta(0, 1), FINISHED])
-    two = Scripted([UnknownSessionError("no such session")])
+    one = Scripted([VerifierLostError("lost")])
+    two = Scripted([UnknownSessionError("no such session")], [STARTED, delta(0, 1), FINISHED])
     output = await received(one, two)
-    assert one.calls == [("s0", None), ("s1", None)]
+    assert (one.calls, two.calls) == ([("s0", None)], [("s0", ()), ("s1", None)])
     assert output.error == ""
 
 
