@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from specdec.config import WireSettings
 from specdec.wire.channel import open_channel
 from specdec.wire.server import GrpcServer
+from tests.system.fakes import FakeVerifier, served_verifier
 
 # Many pings within the test's time. A server that does not know its interval allows one in five minutes, and breaks the
 # connection at the third that comes sooner.
@@ -87,3 +88,35 @@ async def test_a_server_whose_interpreter_is_busy_for_longer_than_a_ping_may_tak
         assert server.stdin is not None
         server.stdin.write(b"go on\n")
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+
+
+OWNER = """
+import asyncio, sys
+from orchestrator.peers import VerifierPeer
+from specdec.config import WireSettings
+from specdec.ids import Epoch, SessionId
+from specdec.messages import OpenSession
+from specdec.params import GenerationSpec
+
+async def own():
+    request = OpenSession(SessionId("s"), Epoch(1), b"n" * 16, GenerationSpec(prompt="hello"))
+    async for _ in VerifierPeer(sys.argv[1], WireSettings()).open_session(request):
+        pass
+
+asyncio.run(own())
+"""
+
+
+@pytest.mark.system
+async def test_a_verifier_frees_the_session_of_an_owner_that_stands_still():
+    verifier = FakeVerifier(round_s=2 * DEADLINE_S)
+    async with served_verifier(verifier) as endpoint:
+        owner = await asyncio.create_subprocess_exec(sys.executable, "-c", OWNER, endpoint)
+        try:
+            session = await verifier.session(timeout_s=DEADLINE_S)
+            os.kill(owner.pid, signal.SIGSTOP)
+            async with asyncio.timeout(DEADLINE_S):
+                await session.closed.wait()
+        finally:
+            owner.kill()
+            await owner.wait()
