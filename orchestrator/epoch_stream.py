@@ -96,9 +96,14 @@ class EpochStream:
         """
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(contextlib.aclosing(self._opening.events))
-            await self._begin()
-            await stack.enter_async_context(self._side_tasks(on_fenced))
-            await self._relay(may_move)
+            try:
+                await self._begin()
+                await stack.enter_async_context(self._side_tasks(on_fenced))
+                await self._relay(may_move)
+            except UnexpectedEventError as error:
+                _log.error("verifier_broke_contract", session_id=self._claim.session_id, error=str(error))
+                self._context.cluster.report(self._opening.verifier, Outcome.FAILED)
+                raise VerifierLostError("the verifier broke the protocol") from error
 
     async def _begin(self) -> None:
         frames = self._progress.begin(self._opening.opened)
@@ -150,10 +155,6 @@ class EpochStream:
             if isinstance(error, PeerUnavailableError):
                 self._context.cluster.suspect(self._opening.verifier)
             raise VerifierLostError("the verifier was lost") from error
-        except UnexpectedEventError as error:
-            _log.error("verifier_broke_contract", session_id=self._claim.session_id, error=str(error))
-            self._context.cluster.report(self._opening.verifier, Outcome.FAILED)
-            raise VerifierLostError("the verifier broke the protocol") from error
         except SpecdecError as error:
             if type(error) is SpecdecError:  # a fault of the verifier's own
                 self._context.cluster.report(self._opening.verifier, error)

@@ -16,6 +16,7 @@ from orchestrator.progress import Progress
 from orchestrator.session_store import AcquireStatus, Lease, SessionStore, WriteStatus
 from specdec.errors import FencedError, SessionExistsError, StoreUnavailableError
 from specdec.ids import Epoch
+from specdec.messages import Fenced
 
 _HELD_POLL_S = 0.25
 _LEASE_MARGIN_S = 1.0
@@ -108,6 +109,7 @@ class Ownership:
         async with self._lock:
             reply = await self._store.bump(self.lease)
             if reply.status is WriteStatus.FENCED:
+                self._progress.apply(Fenced(reply.epoch))
                 raise FencedError("another owner has the session's record")
             # The store may have forgotten epochs of ours; what it kept of it is written anew under this one.
             self._progress.enter_epoch(Epoch(max(reply.epoch, self.epoch + 1)))

@@ -126,6 +126,9 @@ class Progress:
 
     def begin(self, opened: Opened) -> list[GenerationEvent]:
         """The frames for `Opened`: Started where it is the stream's first, and tokens that an earlier epoch decided."""
+        prompt = tuple(opened.prompt_token_ids)
+        if len(self._prefix) > 0 and self._prefix.snapshot()[: self.session.prompt_length] != prompt:
+            raise UnexpectedEventError("opened with another prompt than the session's")
         self.apply(opened)
         frames: list[GenerationEvent] = []
         fingerprint = opened.numerics.fingerprint
@@ -137,7 +140,7 @@ class Progress:
             self.num_failovers += 1
         self._opened = opened
         if len(self._prefix) == 0:
-            self._prefix.extend(opened.prompt_token_ids)
+            self._prefix.extend(prompt)
         if opened.kept_token_ids:
             # Their text comes with the next commit: the verifier counts text from what it was given as committed.
             kept = tuple(opened.kept_token_ids)

@@ -32,7 +32,7 @@ from specdec.errors import (
     VerifierLostError,
 )
 from specdec.params import FinishReason
-from specdec.session import ClientGone, GaveUp, Session, SessionPhase, VerifierGone
+from specdec.session import NEXT_PHASE, ClientGone, GaveUp, Session, SessionPhase, VerifierGone
 
 _MAX_QUICK_LOSSES = 6
 _QUICK_LOSS_S = 1.0
@@ -269,13 +269,13 @@ class SessionRunner:
         """The record after the stream: finished, or free for a Resume. Whoever cancels a session deletes its record."""
         phase, finish_reason = self.session.phase, self.session.finish_reason
         if phase is not SessionPhase.FINISHED and phase is not SessionPhase.FENCED:
-            is_lost = phase in (SessionPhase.LOST, SessionPhase.BUMPED) and self._stop_reason is None
-            self._progress.apply(GaveUp() if is_lost else ClientGone())
+            gave_up = phase in NEXT_PHASE[GaveUp] and self._stop_reason is None
+            self._progress.apply(GaveUp() if gave_up else ClientGone())
         if phase is SessionPhase.FENCED or self._stop_reason in (StopReason.CANCELLED, StopReason.FENCED):
             return
         if phase is SessionPhase.BUMPED:  # no stream of this epoch wrote what the last one's writer may not have
             self._writer = RecordWriter(self._context.store, self._ownership.lease, self._checkpoint)
-        if self._writer is not None:
+        if self._writer is not None and self._progress.was_opened:
             await self._writer.close(finish_reason)
         elif self._ownership.epoch:
             with contextlib.suppress(StoreUnavailableError):
