@@ -18,7 +18,10 @@ from specdec.messages import RoundStatistics
 
 PREFIX = "specdec:"
 WITHHELD_KEYS = frozenset(
-    {"prompt", "text", "messages", "token_ids", "output", "content", "attach_key", "attach_secret"}
+    {
+        *("prompt", "text", "messages", "token_ids", "output", "content"),
+        *("attach_key", "attach_secret", "authorization", "token", "private_key", "password"),
+    }
 )
 """Log fields that are replaced before a line is written, should anybody ever pass one."""
 _SHUTDOWN_TIMEOUT_S = 5.0
