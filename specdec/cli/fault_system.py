@@ -28,7 +28,7 @@ from specdec.messages.cluster import ClusterStatus, SessionSummary
 STORE = "store"
 CLIENT = "client"
 _HOST = "127.0.0.1"
-_START_TIMEOUT_S = 180.0
+_START_TIMEOUT_S = 600.0
 _STOP_GRACE_S = 40.0
 _ASK_TIMEOUT_S = 2.0
 _PAGE_SIZE = 1000
