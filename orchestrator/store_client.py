@@ -7,7 +7,7 @@ finds its request id among them. The client library's own retries are off: a cal
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from redis.asyncio import RedisCluster
@@ -64,14 +64,14 @@ class StoreClient:
     """`scripts` are the texts by name. A call's deadline is twice `call_timeout_s`, its retries included."""
 
     def __init__(self, url: str, scripts: Mapping[str, str], *, call_timeout_s: float) -> None:
-        self._redis = connect(parse_store_url(url), call_timeout_s=call_timeout_s, max_connections=2 * _MAX_CONNECTIONS)
+        address = parse_store_url(url)
+        self._redis = connect(address, connect_timeout_s=call_timeout_s, max_connections=2 * _MAX_CONNECTIONS)
         self._scripts = scripts
         self._shas = {
             name: hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest() for name, text in scripts.items()
         }
-        self._deadline_s = 2 * call_timeout_s
+        self._attempt_s, self._deadline_s = call_timeout_s, 2 * call_timeout_s
         self._turns = asyncio.Semaphore(_MAX_CONNECTIONS)
-        self._calls: set[asyncio.Future[Any]] = set()
         self._batches: dict[tuple[str, str], CallBatches[ScriptCall, Any]] = {}
 
     async def evaluate(self, script: str, keys: Sequence[str], arguments: Sequence[Argument]) -> Any:
@@ -91,17 +91,18 @@ class StoreClient:
         Raises:
             StoreUnavailableError: the deadline passed; some may have run.
         """
-        return await self._in_time(script, self._evaluate_each(script, calls))  # type: ignore[no-any-return]
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                return await self._evaluate_each(script, calls)
+        except (RedisError, OSError) as error:  # TimeoutError is an OSError
+            raise StoreUnavailableError(f"the session store did not {script}: {type(error).__name__}") from error
 
     async def is_reachable(self) -> bool:
-        ping = asyncio.ensure_future(self._redis.ping())
         try:
             async with asyncio.timeout(_READY_TIMEOUT_S):
-                await asyncio.shield(ping)  # as every call: see _in_time
+                await self._redis.ping()
         except (RedisError, OSError):
             return False
-        finally:
-            ping.cancel()
         return True
 
     async def close(self) -> None:
@@ -123,7 +124,7 @@ class StoreClient:
         by_text = False
         for attempt in range(_NUM_ATTEMPTS + 1):  # one more for a server that has to be sent the text
             try:
-                async with self._turns:
+                async with self._turns, asyncio.timeout(self._attempt_s):
                     answers = await self._attempt(script, [calls[index] for index in waiting], by_text=by_text)
             except _PASSES as error:
                 answers = [error] * len(waiting)
@@ -159,22 +160,3 @@ class StoreClient:
                 await self._redis.connection_pool.disconnect(inuse_connections=False)
         except (RedisError, OSError):
             pass  # the attempt will tell
-
-    async def _in_time(self, script: str, running: Awaitable[Any]) -> Any:
-        # A task of its own: redis-py waits with asyncio.wait_for, which on Python 3.11 may swallow a cancellation. It
-        # cannot swallow ours. The server may still run a call that we gave up; every script takes that well.
-        call = asyncio.ensure_future(running)
-        self._calls.add(call)
-        call.add_done_callback(self._on_call_done)
-        try:
-            async with asyncio.timeout(self._deadline_s):
-                return await asyncio.shield(call)
-        except (RedisError, OSError) as error:  # TimeoutError is an OSError
-            raise StoreUnavailableError(f"the session store did not {script}: {type(error).__name__}") from error
-        finally:
-            call.cancel()
-
-    def _on_call_done(self, call: asyncio.Future[Any]) -> None:
-        self._calls.discard(call)
-        if not call.cancelled():
-            call.exception()  # whoever gave the call up does not ask for it

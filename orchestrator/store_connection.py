@@ -66,11 +66,11 @@ def parse_store_url(url: str) -> StoreAddress:
     return StoreAddress(topology, nodes, service if topology == "sentinel" else "", options)
 
 
-def connect(address: StoreAddress, *, call_timeout_s: float, max_connections: int) -> "Redis | RedisCluster":
-    """A client that connects at its first call. Each read and each connect is given `call_timeout_s`."""
+def connect(address: StoreAddress, *, connect_timeout_s: float, max_connections: int) -> "Redis | RedisCluster":
+    """A client that connects at its first call. It waits for answers as long as its caller does."""
     limits: dict[str, Any] = {
-        "socket_timeout": call_timeout_s,
-        "socket_connect_timeout": call_timeout_s,
+        "socket_timeout": None,  # with one, the library makes a task for each write, which costs more than the write
+        "socket_connect_timeout": connect_timeout_s,
         "max_connections": max_connections,
         "protocol": _RESP_VERSION,
         "health_check_interval": 0,
@@ -100,7 +100,10 @@ def _primary_by_sentinel(address: StoreAddress, options: dict[str, Any], limits:
         "password": options.pop("sentinel_password", None),
     }
     tls = {name: value for name, value in options.items() if name.startswith("ssl_")} | {"ssl": is_tls}
-    of_sentinels = {**limits, "retry": _no_retry(), **credentials, **tls}
+    # Half of an attempt: a Sentinel that hangs leaves time for the next one.
+    patience_s = limits["socket_connect_timeout"] / 2
+    timeouts = {"socket_timeout": patience_s, "socket_connect_timeout": patience_s}
+    of_sentinels = {**limits, **timeouts, "retry": _no_retry(), **credentials, **tls}
     sentinel = Sentinel(address.nodes, sentinel_kwargs=of_sentinels)  # type: ignore[no-untyped-call]
     primary: Redis = sentinel.master_for(address.service, **options, ssl=is_tls)
     return primary
