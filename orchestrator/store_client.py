@@ -149,7 +149,8 @@ class StoreClient:
         pipeline = self._redis.pipeline(transaction=False)
         for call in calls:
             pipeline.execute_command(*command, len(call.keys), *call.keys, *call.arguments)
-        return await pipeline.execute(raise_on_error=False)  # type: ignore[no-any-return]
+        answers: Sequence[Any] = await pipeline.execute(raise_on_error=False)
+        return answers
 
     async def _look_again(self) -> None:
         """Before another attempt: who is the primary now?"""
