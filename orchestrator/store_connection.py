@@ -114,7 +114,11 @@ def _no_retry() -> Retry:
 
 
 def _host_and_port(text: str, default_port: int) -> tuple[str, int]:
-    parts = urlsplit(f"//{text}")
-    if not parts.hostname:
+    try:
+        parts = urlsplit(f"//{text}")
+        host, port = parts.hostname, parts.port
+    except ValueError:  # its text may hold a part of a password that was not quoted
+        raise ValueError("a host or port in the store's URL is none") from None
+    if not host:
         raise ValueError("the store's URL names no host")
-    return parts.hostname, parts.port or default_port
+    return host, port or default_port
