@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import time
+import urllib.request
 from collections.abc import AsyncIterator
 
 import pytest
@@ -15,8 +16,9 @@ from orchestrator.record import RecordState
 from orchestrator.session_store import AcquireStatus, SessionStore, StoreSettings, WriteStatus
 from specdec.ids import SessionId
 from specdec.params import FinishReason
+from tests.system.orchestrator_harness import orchestrator
 from tests.system.store_fixtures import PROMPT, acquired, make_round, new_nonce, opened
-from tests.system.store_servers import until
+from tests.system.store_servers import free_port, until
 
 pytestmark = pytest.mark.system
 
@@ -257,3 +259,27 @@ async def test_endpoints_are_drained_for_everybody_until_they_are_not(server: Em
         await one.set_drained("127.0.0.1:2", drained=True)
         await other.set_drained("127.0.0.1:1", drained=False)
         assert await one.read_drained() == await other.read_drained() == {"127.0.0.1:2"}
+
+
+async def test_an_orchestrator_reaps_beside_its_streams_and_counts_what_it_found(server: EmbeddedStore) -> None:
+    async with SessionStore(StoreSettings(server.url, lease_s=0.1)) as other:
+        await acquired(other, "claimed")
+        await opened(other, "left")
+
+        async def noted() -> bool:
+            return await indexed(server) == {"claimed", "left"}
+
+        await until(noted)
+    port = free_port()
+    async with orchestrator([], redis=server.url, metrics=f"127.0.0.1:{port}"):
+
+        async def counted() -> bool:
+            text = await asyncio.to_thread(scraped, port)
+            return all(f'sessions_reaped_total{{outcome="{what}"}} 1.0' in text for what in ("freed", "abandoned"))
+
+        await until(counted)
+
+
+def scraped(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5.0) as response:
+        return str(response.read().decode())
