@@ -127,6 +127,11 @@ class Cluster:
         """Servers whose circuit lets nobody through now (drafters: towards that verifier), and for how long at most."""
         return self._circuits.resting(towards, time.monotonic())
 
+    def is_drained(self, endpoint: str) -> bool:
+        """By an operator's order; False of one that is not known."""
+        view = self._views.get(endpoint)
+        return view is not None and view.drained
+
     def set_drained(self, endpoint: str, *, drained: bool) -> None:
         """Raises InvalidParameterError for an endpoint that is not known."""
         if endpoint not in self._views:

@@ -11,6 +11,7 @@ import asyncio
 import structlog
 
 from orchestrator.cluster import Cluster
+from orchestrator.endpoints import Role
 from orchestrator.session_store import SessionStore
 from orchestrator.sessions import Sessions
 from specdec.errors import InvalidParameterError, StoreUnavailableError
@@ -81,5 +82,5 @@ class Drains:
         for view in (*self._cluster.verifiers, *self._cluster.drafters):
             if view.drained != (view.endpoint in wanted):
                 self._cluster.set_drained(view.endpoint, drained=view.endpoint in wanted)
-            if view.endpoint in wanted:
-                self._sessions.leave(view.endpoint)
+            if view.endpoint in wanted and view.role is Role.DRAFTER:
+                self._sessions.leave_drafter(view.endpoint)

@@ -51,12 +51,8 @@ class EpochStream:
         self._context = context
         self._arrived_at = arrived_at
         self._keeper = self._drafter_keeper()
-        self._is_left = False
+        self._is_draining = False
         self._began = time.monotonic()
-
-    def leave_verifier(self) -> None:
-        """It is to be empty: from its next event on the session is taken elsewhere, where another would take it."""
-        self._is_left = True
 
     def leave_drafter(self, endpoint: str) -> None:
         """It is to be empty: another one drafts for the session, where there is one."""
@@ -146,9 +142,10 @@ class EpochStream:
                 if isinstance(event, AttachmentChange) and self._keeper is not None:
                     self._keeper.note(event)
                 if isinstance(event, Draining):
-                    self._is_left = True
+                    self._is_draining = True
                     self._context.cluster.note_draining(self._opening.verifier)
-                if self._is_left and may_move():
+                is_left = self._is_draining or self._context.cluster.is_drained(self.verifier)
+                if is_left and may_move():
                     raise VerifierLostError("the verifier drains")
         except (PeerUnavailableError, DrainingError) as error:
             self._context.cluster.report(self._opening.verifier, error)

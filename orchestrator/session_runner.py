@@ -144,13 +144,10 @@ class SessionRunner:
             self._stop_reason = reason
             self._task.cancel()
 
-    def leave(self, endpoint: str) -> None:
-        """That server is to be empty: its work for this session goes to another, or on to the session's end."""
-        if self._stream is None:
-            return
-        if endpoint == self._stream.verifier:
-            self._stream.leave_verifier()
-        self._stream.leave_drafter(endpoint)
+    def leave_drafter(self, endpoint: str) -> None:
+        """It is to be empty: another one drafts for the session, where there is one."""
+        if self._stream is not None:
+            self._stream.leave_drafter(endpoint)
 
     def _on_done(self, _task: asyncio.Task[None]) -> None:
         if not self._stream_over:  # a task that is cancelled before its first step runs none of its own endings

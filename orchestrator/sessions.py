@@ -225,10 +225,10 @@ class Sessions:
             await asyncio.wait([asyncio.create_task(r.ended.wait()) for r in self._runners.values()], timeout=grace_s)
         await asyncio.gather(*(self._end(runner, StopReason.DRAINING) for runner in list(self._runners.values())))
 
-    def leave(self, endpoint: str) -> None:
-        """That verifier or drafter is to be empty: what it does for sessions here goes to another, if there is one."""
+    def leave_drafter(self, endpoint: str) -> None:
+        """It is to be empty: others draft for its sessions, where there are any. Of a verifier the sessions see it."""
         for runner in self._runners.values():
-            runner.leave(endpoint)
+            runner.leave_drafter(endpoint)
 
     async def _serve(self, claim: Claim, slots: Slots) -> AsyncGenerator[GenerationEvent, None]:
         if claim.session_id in self._runners:

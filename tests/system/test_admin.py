@@ -217,6 +217,24 @@ async def test_where_no_other_verifier_would_take_them_a_drained_ones_sessions_r
         assert (await client.generate(SPEC)).token_ids == expected_output(tokenise("hello"), 2000)
 
 
+async def test_a_session_stays_where_a_drain_was_taken_back() -> None:
+    async with two_of_each() as two:
+        call = two.client.call(SPEC, "stays")
+        answer = await read_until_tokens(call, 2)
+        (summary,) = await _summaries(two.client)
+        home = summary.verifier_endpoint
+        (other,) = two.verifiers.keys() - {home}
+        for endpoint in (other, home):  # in this order there is nowhere to go
+            await two.client.admin.Drain(admin_pb2.DrainRequest(endpoint=endpoint), timeout=DEADLINE_S)
+        await read_until_tokens(call, len(answer.token_ids) + 4, answer)
+        for endpoint in (home, other):
+            await two.client.admin.Undrain(admin_pb2.UndrainRequest(endpoint=endpoint), timeout=DEADLINE_S)
+        await read_until_tokens(call, len(answer.token_ids) + 10, answer)
+        (summary,) = await _summaries(two.client)
+        assert (summary.verifier_endpoint, summary.num_failovers) == (home, 0)
+        call.cancel()
+
+
 async def test_a_drained_drafter_is_told_to_leave_and_another_takes_its_place() -> None:
     async with two_of_each() as two:
         call = two.client.call(SPEC, "drafted")

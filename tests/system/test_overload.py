@@ -274,6 +274,11 @@ async def test_who_reads_nothing_at_all_is_cut_off_told_why_and_holds_no_place()
             return False
 
         await eventually(has_room)
+
+        async def handler_is_gone() -> bool:
+            return not any(task.get_name().endswith("GenerationService/Generate]") for task in asyncio.all_tasks())
+
+        await eventually(handler_is_gone)
         assert isinstance(await error_of(read_on(call, answer)), errors.SlowReaderError)
         await nothing_running(one.client)
         resumed = await one.client.resume("stalled", answer.token_ids)
