@@ -75,6 +75,10 @@ hostile: setup ## Hostile messages, 100,000 to each service, while honest sessio
 test: setup ## All tests. PYTEST_ARGS adds options.
 	@pytest $(PYTEST_ARGS)
 
+.PHONY: chaos
+chaos: setup ## Random faults on simulated clusters in virtual time, for CHAOS_SECONDS (600). CHAOS_SEED repeats a failure.
+	@python -m tests.simulation.chaos
+
 .PHONY: verify
 verify: check test ## Everything that has to pass: all checks, then all tests.
 

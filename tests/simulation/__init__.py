@@ -1,0 +1,4 @@
+"""Whole clusters in one event loop and virtual time: real roles, a made-up network, clocks that jump.
+
+What is real and what is not: docs/testing.md.
+"""
