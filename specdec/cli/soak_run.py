@@ -23,9 +23,10 @@ from specdec.cli.client import GenerationClient
 from specdec.cli.fault_campaign import CLIENT_TIMEOUT_S, connected, settled
 from specdec.cli.fault_system import CLIENT, FaultSystem
 from specdec.cli.role_process import RoleFailedError
-from specdec.errors import SpecdecError
+from specdec.errors import PeerUnavailableError, SpecdecError
 from specdec.ids import SessionId
 from specdec.messages import Delta, Finished
+from specdec.params import FinishReason
 
 _SAMPLE_INTERVAL_S = 10.0
 _FAULT_INTERVAL_S = 45.0
@@ -109,7 +110,10 @@ async def _request(client: GenerationClient, request: SoakRequest) -> str:
     async with contextlib.aclosing(client.generate(request.spec, session_id)) as events:
         async for event in _in_time(events):
             num_tokens += len(event.token_ids) if isinstance(event, Delta) else 0
-            num_finished += isinstance(event, Finished)
+            if isinstance(event, Finished):
+                num_finished += 1
+                if event.reason is FinishReason.CANCELLED:
+                    return CANCELLED
             if num_finished == request.spec.num_samples:
                 return FINISHED
             if num_tokens > request.after_tokens and request.ending is Ending.DISCONNECT:
@@ -117,7 +121,7 @@ async def _request(client: GenerationClient, request: SoakRequest) -> str:
             if num_tokens > request.after_tokens and request.ending is Ending.CANCEL:
                 await client.cancel(SessionId(session_id))
                 request = dataclasses.replace(request, ending=Ending.RECEIVE)
-    return CANCELLED
+    raise PeerUnavailableError("the stream ended without its last frame")
 
 
 async def _in_time(events: AsyncIterator[object]) -> AsyncIterator[object]:
