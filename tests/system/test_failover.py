@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.embedded_store import EmbeddedStore
 from orchestrator.record import RecordState
-from orchestrator.session_store import SessionStore
+from orchestrator.session_store import SessionStore, StoreSettings
 from specdec import errors
 from specdec.messages import Draining, OpenSession, PromptLogprobs
 from specdec.model.text import OutputText
@@ -51,6 +51,8 @@ from tests.system.orchestrator_harness import (
     record_in,
     routed,
 )
+from tests.system.store_fixtures import PROMPT as RECORDED_PROMPT
+from tests.system.store_fixtures import opened
 
 pytestmark = pytest.mark.system
 
@@ -490,3 +492,16 @@ async def test_a_resumed_session_offers_the_verifier_what_its_record_has_beyond_
     assert resumed.token_ids == OUTPUT
     request = (await verifier.session(1)).request
     assert (tuple(request.recorded_token_ids), request.recorded_epoch) == (tuple(OUTPUT[5:]), 1)
+
+
+async def test_a_session_whose_owner_died_is_resumed_once_its_lease_has_run_out(redis: EmbeddedStore) -> None:
+    async with (
+        SessionStore(StoreSettings(redis.url, lease_s=1.0)) as dead_owners,
+        fleet(FakeVerifier()) as some,
+        orchestrator(some.endpoints, redis=redis.url, lease_s=1.0) as client,
+    ):
+        await routed(client)
+        lease = await opened(dead_owners, "orphan")
+        resumed = await client.resume("orphan", [], tenant="somebody")
+        assert resumed.token_ids == expected_output(RECORDED_PROMPT, 24, 3)
+        assert (await some.verifiers[0].session()).request.epoch == lease.epoch + 1
