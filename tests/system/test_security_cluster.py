@@ -28,7 +28,11 @@ from specdec.wire.channel import RoleChannel, open_channel
 from specdec.wire.interceptors import error_from_rpc
 from specdec.wire.role_identity import Role
 
-pytestmark = [pytest.mark.system, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(300),  # four processes start, on whatever else the machine does
+]
 
 DEADLINE_S = 60.0
 TARGET = "synthetic:seed=1,forward_ms=3"
@@ -79,7 +83,7 @@ async def secured(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sec
         num_threads=1,
         num_draft_threads=1,
         certificates=folder,
-        start_timeout_s=120.0,
+        start_timeout_s=280.0,
         extra_arguments={"orchestrator": ("--auth-tokens", str(tokens))},
     ).validated()
     with pytest.MonkeyPatch.context() as environment:

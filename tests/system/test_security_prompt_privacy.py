@@ -24,10 +24,14 @@ from specdec.v1 import common_pb2, generation_pb2, generation_pb2_grpc
 from specdec.wire.channel import open_channel
 from tests.system.conftest import until_it_answers
 
-pytestmark = [pytest.mark.system, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(300),  # three processes start, on whatever else the machine does
+]
 
 DEADLINE_S = 30.0
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 280.0
 CONTEXT_LIMIT = 1024
 VOCABULARY_SIZE = 32_000
 WORD = "kumquatine"
