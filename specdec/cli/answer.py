@@ -58,6 +58,8 @@ class Answer:
             "seed": self.started.seed,
             "acceptance_rule": self.started.acceptance_rule.value,
             "numerics_fingerprint": self.started.numerics_fingerprint,
+            "numerics_changed": self.finished.numerics_changed,
+            "num_failovers": self.finished.num_failovers,
             "text": self.text,
             "token_ids": list(self.token_ids),
             "finish_reason": self.finished.reason.value,

@@ -80,6 +80,11 @@ class DraftView:
         self._console.print(f"{drafts}{len(answer.token_ids)} tokens, {answer.tokens_per_s:.1f} tokens/s")
         if reason := answer.finished.speculative.disabled_reason:
             self._console.print(f"speculation was off: {_WHY_OFF.get(reason, reason)}")
+        if num_failovers := answer.finished.num_failovers:
+            times = "once" if num_failovers == 1 else f"{num_failovers} times"
+            self._console.print(f"went on at another verifier {times}")
+        if answer.finished.numerics_changed:
+            self._console.print("verifiers of different numerics decided it: one alone might have said otherwise")
 
     def _write(self, text: str, style: str) -> None:
         self._console.print(Text(printable(text), style=style), end="", soft_wrap=True)

@@ -34,7 +34,7 @@ async def test_the_json_of_an_answer_has_the_promised_keys() -> None:
     answer = await collect(stream([STARTED, delta(["a"], 0, NextTokenKind.PLAIN), finished()]))
     written = json.loads(json.dumps(answer.to_json()))
     assert set(written) == {
-        *("model", "seed", "acceptance_rule", "numerics_fingerprint"),
+        *("model", "seed", "acceptance_rule", "numerics_fingerprint", "numerics_changed", "num_failovers"),
         *("text", "token_ids", "finish_reason", "usage", "speculative"),
     }
     assert written["finish_reason"] == "LENGTH"
