@@ -4,6 +4,7 @@ Foreseeable faults never show a traceback; a defect of ours does.
 """
 
 import contextlib
+import math
 import sys
 from collections.abc import Iterator
 from typing import NoReturn
@@ -39,7 +40,7 @@ def told_in_one_line() -> Iterator[None]:
         fail(str(error), EXIT_BAD_INPUT)
     except SpecdecError as error:
         code = EXIT_BAD_INPUT if error.status in _BAD_INPUT_STATUSES else EXIT_FAILED
-        fail(error.message, code, error.reason if error.reason != SpecdecError.reason else "")
+        fail(error.message, code, _reason(error))
     except RoleFailedError as error:
         for line in error.last_lines[-_SHOWN_LOG_LINES:]:
             print(f"  {error.name} | {line}", file=sys.stderr)
@@ -51,3 +52,12 @@ def told_in_one_line() -> Iterator[None]:
         fail(f"{what}{error.strerror or error}")
     except KeyboardInterrupt:
         fail("interrupted", EXIT_INTERRUPTED)
+
+
+def _reason(error: SpecdecError) -> str:
+    """Its name in the catalogue, and when to come again where the server told."""
+    name = error.reason if error.reason != SpecdecError.reason else ""
+    if error.retry_after_s is None:
+        return name
+    after = f"come again in {math.ceil(10 * error.retry_after_s) / 10} s"  # not a moment too early
+    return f"{name}, {after}" if name else after

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from specdec.cli.cluster_options import (
@@ -12,7 +14,7 @@ from specdec.cli.roles import read_settings
 ENDPOINTS = {"verifier": "127.0.0.1:1", "drafter-1": "127.0.0.1:3", "drafter-0": "127.0.0.1:2"}
 
 
-def as_settings(role: str, arguments: list[str]) -> object:
+def as_settings(role: str, arguments: list[str]) -> Any:
     names = [name.removeprefix("--").replace("-", "_") for name in arguments[::2]]
     return read_settings(role, dict(zip(names, arguments[1::2], strict=True)))
 
@@ -57,3 +59,14 @@ def test_a_redis_password_is_on_no_command_line() -> None:
 def test_options_that_do_not_go_together_are_refused(options: ClusterOptions) -> None:
     with pytest.raises(ValueError, match=r"proposer|drafter"):
         options.validated()
+
+
+def test_the_environment_says_where_the_roles_metrics_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    for role in ("VERIFIER", "DRAFTER", "ORCHESTRATOR"):
+        monkeypatch.setenv(f"SPECDEC_{role}_METRICS", "127.0.0.1:9771")
+    for role, arguments in [
+        ("verifier", verifier_arguments(ClusterOptions())),
+        ("drafter", drafter_arguments(ClusterOptions())),
+        ("orchestrator", orchestrator_arguments(ClusterOptions(), ENDPOINTS)),
+    ]:
+        assert as_settings(role, arguments).metrics == "127.0.0.1:9771"

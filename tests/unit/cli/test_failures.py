@@ -3,7 +3,7 @@ import typer
 
 from specdec.cli.failures import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, UsageError, told_in_one_line
 from specdec.cli.role_process import RoleFailedError
-from specdec.errors import InvalidParameterError, PeerUnavailableError, UnknownModelError
+from specdec.errors import InvalidParameterError, PeerUnavailableError, RateLimitedError, UnknownModelError
 
 
 @pytest.mark.parametrize(
@@ -13,6 +13,7 @@ from specdec.errors import InvalidParameterError, PeerUnavailableError, UnknownM
         (InvalidParameterError("too hot"), EXIT_BAD_INPUT, "error: too hot (INVALID_PARAMETER)"),
         (UnknownModelError("not here"), EXIT_BAD_INPUT, "error: not here (UNKNOWN_MODEL)"),
         (PeerUnavailableError("nobody"), EXIT_FAILED, "error: nobody (PEER_UNAVAILABLE)"),
+        (RateLimitedError("busy", retry_after_s=1.21), EXIT_FAILED, "error: busy (RATE_LIMITED, come again in 1.3 s)"),
         (FileNotFoundError(2, "No such file", "x.json"), EXIT_FAILED, "error: x.json: No such file"),
         (KeyboardInterrupt(), EXIT_INTERRUPTED, "error: interrupted"),
     ],
