@@ -47,6 +47,7 @@ class ToyVerifier:
     runner: HashRunner
     engine: Engine
     device: DeviceThread
+    observer: CountingObserver
 
     async def on_device(self, function: Callable[[], T]) -> T:
         """What a function returns that the device's thread calls between two steps."""
@@ -83,6 +84,7 @@ async def toy_verifier(
     """
     runner, tokenizer = HashRunner(num_blocks=512, context_limit=1024), ToyTokenizer()
     runner.on_forward = lambda num_rows: time.sleep(forward_time_s)
+    observer = CountingObserver()
     engine = Engine(
         "toy",
         runner,
@@ -95,7 +97,7 @@ async def toy_verifier(
             kept_tokens_grace_s=kept_tokens_grace_s,
             max_attachments_per_stream=max_attachments_per_stream,
         ),
-        CountingObserver(),
+        observer,
         time.monotonic,
     )
     device = DeviceThread(engine.step, asyncio.get_running_loop())
@@ -109,7 +111,7 @@ async def toy_verifier(
     device.start()
     try:
         async with open_channel(endpoint) as channel:
-            yield ToyVerifier(endpoint, VerifierServiceStub(channel), servicer, runner, engine, device)
+            yield ToyVerifier(endpoint, VerifierServiceStub(channel), servicer, runner, engine, device, observer)
     finally:
         servicer.end_verify_streams()
         await server.stop(0.0)
