@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.simulation import roles
-
 
 @pytest.fixture(scope="module")
 def simulation() -> Iterator[None]:
+    from tests.simulation import roles  # the pure tests here need no torch
+
     with roles.installed():
         yield
