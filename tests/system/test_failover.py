@@ -423,6 +423,19 @@ async def test_a_session_waits_for_a_verifier_that_comes_back(redis: EmbeddedSto
         assert (answer.token_ids, answer.text) == (OUTPUT, text_of(OUTPUT))
 
 
+@pytest.mark.parametrize("failure", [errors.PeerUnavailableError("the link broke"), errors.SpecdecError("a fault")])
+async def test_a_lone_verifier_whose_stream_broke_has_the_session_again(
+    client: Client, verifier: FakeVerifier, failure: errors.SpecdecError
+) -> None:
+    verifier.round_s = SLOW_S
+    call = client.call(SPEC)
+    answer = await read_until_tokens(call, 4)
+    (await verifier.session()).injected.put_nowait(failure)
+    answer = await read_to_the_end(call, answer)
+    assert (answer.token_ids, answer.text) == (OUTPUT, text_of(OUTPUT))
+    assert [session.request.epoch for session in verifier.sessions] == [1, 2]
+
+
 async def test_a_session_that_every_verifier_fails_on_ends_after_a_few(redis: EmbeddedStore) -> None:
     async with fleet(*slow_verifiers()) as some, orchestrator(some.endpoints, redis=redis.url) as client:
         await routed(client, 3)
