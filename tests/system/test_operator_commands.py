@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import signal
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -151,3 +153,23 @@ async def test_an_orchestrator_that_is_not_there_is_told_in_one_line() -> None:
     async with asyncio.timeout(TIMEOUT_S):
         _, faults = await process.communicate()
     assert (process.returncode, faults) == (1, b"error: no server answers at 127.0.0.1:9 (PEER_UNAVAILABLE)\n")
+
+
+async def test_an_operators_token_lets_the_commands_in_and_no_other_does(tmp_path: Path) -> None:
+    tokens = [
+        {"sha256": hashlib.sha256(name.encode()).hexdigest(), "tenant": "team-a", "scopes": scopes}
+        for name, scopes in (("operators-own", ["admin"]), ("of-a-client", []))
+    ]
+    known = tmp_path / "tokens.json"
+    known.write_text(json.dumps({"tokens": tokens}))
+    async with served_verifier(FakeVerifier()) as verifier, orchestrator([verifier], auth_tokens=known) as client:
+        one = System(client, [verifier], "")
+        for token, reason in (("", "UNAUTHENTICATED"), ("of-a-client", "PERMISSION_DENIED")):
+            refused = await one.specdec("ps", *(("--token", token) if token else ()))
+            assert refused.code == 1
+            assert reason in refused.errors
+        held = tmp_path / "token"
+        held.write_text("operators-own\n")
+        shown = await one.specdec("ps", "--token-file", str(held))
+        assert shown.code == 0
+        assert shown.lines[1].split()[0] == "orchestrator"
