@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from orchestrator.record import PLAIN, RecordCodec, decode_tokens, encode_tokens
-from specdec.errors import RecordUnreadableError
+from specdec.errors import RecordUnreadableError, UnusableFileError
 from specdec.ids import SessionId
 
 _KEY_BYTES = 32
@@ -42,7 +42,7 @@ def read_key_file(path: Path) -> tuple[bytes, ...]:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: a line is something else, or there is no key. The text tells the line's number alone.
+        UnusableFileError: a line is something else, or there is no key.
     """
     keys = []
     for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
@@ -53,10 +53,10 @@ def read_key_file(path: Path) -> tuple[bytes, ...]:
         except ValueError:
             key = b""
         if len(key) != _KEY_BYTES:
-            raise ValueError(f"line {number} of the token key file is not a key of 64 hexadecimal digits") from None
+            raise UnusableFileError(f"{path}: line {number} is not a key of 64 hexadecimal digits") from None
         keys.append(key)
     if not keys:
-        raise ValueError("the token key file holds no key")
+        raise UnusableFileError(f"{path}: holds no key")
     return tuple(keys)
 
 

@@ -103,8 +103,8 @@ class SessionStore:
     """Every method raises StoreUnavailableError where the server does not answer in time.
 
     A `request_id` names a call across retries: the same one is answered the same. Without it each call is a new one,
-    and only the retries within it share an id. Making one raises ValueError for a URL or a key file that is none, and
-    OSError for a key file that cannot be read.
+    and only the retries within it share an id. Making one raises InvalidParameterError for a URL that is none,
+    UnusableFileError for a key file without sound keys, OSError for one that cannot be read.
     """
 
     def __init__(self, settings: StoreSettings) -> None:

@@ -21,6 +21,8 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 
+from specdec.errors import InvalidParameterError
+
 _DEFAULT_PORT = 6379
 _DEFAULT_SENTINEL_PORT = 26379
 _RESP_VERSION = 2  # one round trip less at each connection, and nothing of what version 3 adds is used
@@ -37,11 +39,11 @@ class StoreAddress:
 
 
 def parse_store_url(url: str) -> StoreAddress:
-    """Raises ValueError, which does not tell the password, for a URL that is none of these."""
+    """Raises InvalidParameterError, which does not tell the password, for a URL that is none of these."""
     scheme, _, rest = url.partition("://")
     tls, _, topology = scheme.partition("+")
     if tls not in ("redis", "rediss") or topology not in ("", "sentinel", "cluster"):
-        raise ValueError("the store's URL has an unknown scheme")
+        raise InvalidParameterError("the store's URL has an unknown scheme", field="redis")
     authority, slash, tail = rest.partition("/")
     if not slash:
         authority, mark, query = authority.partition("?")
@@ -50,16 +52,19 @@ def parse_store_url(url: str) -> StoreAddress:
     default_port = _DEFAULT_SENTINEL_PORT if topology == "sentinel" else _DEFAULT_PORT
     nodes = tuple(_host_and_port(host, default_port) for host in hosts.split(","))
     if topology == "" and len(nodes) != 1:
-        raise ValueError("several hosts need redis+sentinel:// or redis+cluster://")
+        raise InvalidParameterError("several hosts need redis+sentinel:// or redis+cluster://", field="redis")
     service, _, query = tail.partition("?")
     if topology == "sentinel":
         service, _, database = service.partition("/")
         if not service:
-            raise ValueError("redis+sentinel:// needs the service's name as its path")
+            raise InvalidParameterError("redis+sentinel:// needs the service's name as its path", field="redis")
         tail = f"{database}?{query}"
-    options: dict[str, Any] = dict(parse_url(f"{tls}://{user}{at}{hosts.split(',')[0]}/{tail}"))
+    try:
+        options: dict[str, Any] = dict(parse_url(f"{tls}://{user}{at}{hosts.split(',')[0]}/{tail}"))
+    except ValueError:
+        raise InvalidParameterError("an option in the store's URL has a value that is none", field="redis") from None
     if topology == "cluster" and options.pop("db", 0) != 0:
-        raise ValueError("a cluster has database 0 alone")
+        raise InvalidParameterError("a cluster has database 0 alone", field="redis")
     options.pop("host", None)
     options.pop("port", None)
     options.setdefault("connection_class", Connection)
@@ -118,7 +123,7 @@ def _host_and_port(text: str, default_port: int) -> tuple[str, int]:
         parts = urlsplit(f"//{text}")
         host, port = parts.hostname, parts.port
     except ValueError:  # its text may hold a part of a password that was not quoted
-        raise ValueError("a host or port in the store's URL is none") from None
+        raise InvalidParameterError("a host or port in the store's URL is none", field="redis") from None
     if not host:
-        raise ValueError("the store's URL names no host")
+        raise InvalidParameterError("the store's URL names no host", field="redis")
     return host, port or default_port

@@ -54,6 +54,13 @@ def test_loopback_is_told_from_the_rest() -> None:
     assert not any(is_loopback(endpoint) for endpoint in ("0.0.0.0:1", "[::]:1", "10.0.0.1:1", "localhost.example:1"))
 
 
+@pytest.mark.parametrize("topology", ["", "+sentinel", "+cluster"])
+@pytest.mark.parametrize("scheme", ["redis", "rediss"])
+def test_the_store_may_stand_behind_any_of_these(scheme: str, topology: str) -> None:
+    url = f"{scheme}{topology}://store:6379"
+    assert OrchestratorSettings(redis=url).redis.get_secret_value() == url
+
+
 def test_a_password_in_the_redis_url_shows_in_no_text_form() -> None:
     settings = OrchestratorSettings(redis="rediss://user:hunter2@store:6379/0")
     assert "hunter2" not in repr(settings) + str(settings) + settings.model_dump_json()

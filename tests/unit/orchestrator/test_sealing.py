@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from orchestrator.record import PLAIN, RecordCodec, encode_tokens
 from orchestrator.sealing import RecordSeal, read_key_file
-from specdec.errors import RecordUnreadableError
+from specdec.errors import RecordUnreadableError, UnusableFileError
 from specdec.ids import SessionId, digest_tokens
 
 OLD, NEW = bytes(range(32)), bytes(range(32, 64))
@@ -105,6 +105,6 @@ def test_a_key_file_has_a_key_a_line(tmp_path: Path) -> None:
 def test_a_key_file_that_is_none_is_refused_without_showing_what_is_in_it(tmp_path: Path, content: str) -> None:
     path = tmp_path / "keys"
     path.write_text(content)
-    with pytest.raises(ValueError, match="key") as caught:
+    with pytest.raises(UnusableFileError, match="key") as caught:
         read_key_file(path)
     assert NEW.hex()[:8] not in str(caught.value)

@@ -4,6 +4,7 @@ import pytest
 from redis.asyncio import Connection, SSLConnection
 
 from orchestrator.store_connection import parse_store_url
+from specdec.errors import InvalidParameterError
 
 
 def test_one_server_is_named_by_host_port_and_database() -> None:
@@ -50,11 +51,12 @@ def test_rediss_is_tls_whatever_stands_behind(topology: str) -> None:
         "redis://:secret/rest@a",
         "redis+sentinel://user:secret@a",
         "redis+cluster://user:secret@a/1",
+        "redis://user:secret@a?socket_read_size=secret",
         "",
     ],
 )
 def test_what_is_no_url_of_a_store_is_refused_without_showing_the_password(url: str) -> None:
-    with pytest.raises(ValueError, match=r"store|hosts|service|cluster") as caught:
+    with pytest.raises(InvalidParameterError, match=r"store|hosts|service|cluster") as caught:
         parse_store_url(url)
     assert "secret" not in str(caught.value)
     assert caught.value.__cause__ is None
