@@ -8,8 +8,10 @@ from specdec.errors import SpecdecError
 from specdec.messages import (
     Advance,
     Attached,
+    AttachRefusal,
     AttachRefused,
     Commit,
+    Detach,
     Dropped,
     Refused,
     SparseDistribution,
@@ -444,3 +446,28 @@ def test_a_lone_session_stops_waiting_for_a_drafter_that_never_has_a_guess_and_s
         elif wake_at is not None and wake_at > bench.now:
             bench.now = wake_at if due_at is None else min(wake_at, due_at)
     assert bench.now < 1.6 * num_tokens * forward_s  # four times as long, if every round waited
+
+
+def test_one_stream_has_so_many_attachments_and_a_place_is_free_again_when_one_ends():
+    bench = Bench(max_attachments_per_stream=2)
+    sessions = [bench.open(PROMPT, session_id=f"s{index}") for index in range(3)]
+    drafter = Drafter(bench)
+    for session in sessions:
+        drafter.attach(session)
+    assert [getattr(message, "reason", None) for message in drafter.messages] == [
+        None,
+        None,
+        AttachRefusal.TOO_MANY_ATTACHMENTS,
+    ]
+    drafter.send(sessions[0], 1, Detach())
+    drafter.attach(sessions[2], 2)
+    assert isinstance(drafter.messages[-1], Attached)
+
+
+@pytest.mark.parametrize("limit", [-1, -(2**31), 1, len(PROMPT)])
+def test_a_context_that_is_negative_or_full_already_is_too_short(limit):
+    bench = Bench()
+    session = bench.open(PROMPT)
+    drafter = Drafter(bench)
+    drafter.attach(session, context_limit=limit)
+    assert drafter.messages[0].reason is AttachRefusal.CONTEXT_TOO_SHORT
