@@ -64,7 +64,7 @@ def parse_store_url(url: str) -> StoreAddress:
     except ValueError:
         raise InvalidParameterError("an option in the store's URL has a value that is none", field="redis") from None
     if topology == "cluster" and options.pop("db", 0) != 0:
-        raise InvalidParameterError("a cluster has database 0 alone", field="redis")
+        raise InvalidParameterError("the store's URL names a database, and a cluster has none but 0", field="redis")
     options.pop("host", None)
     options.pop("port", None)
     options.setdefault("connection_class", Connection)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import secrets
 import ssl
 from collections.abc import AsyncIterator, Sequence
@@ -17,8 +18,18 @@ from orchestrator.embedded_store import EmbeddedStore
 from orchestrator.reaper import Reaper
 from orchestrator.record import encode_tokens
 from orchestrator.session_store import AcquireStatus, Lease, ReapStatus, SessionStore, StoreSettings, WriteStatus
-from specdec.errors import RecordUnreadableError, StoreUnavailableError
+from specdec.errors import RecordUnreadableError, ResumeMismatchError, StoreUnavailableError
 from specdec.ids import SessionId, digest_tokens
+from tests.system.fakes import FakeVerifier, expected_output, served_verifier, tokenise
+from tests.system.orchestrator_harness import (
+    Client,
+    error_of,
+    long_spec,
+    nothing_running,
+    orchestrator,
+    read_until_tokens,
+    routed,
+)
 from tests.system.store_fixtures import PROMPT, acquired, make_checkpoint, make_round, new_nonce, opened
 from tests.system.store_servers import StoreCluster, StoreServer, WatchedPrimary, running
 
@@ -166,6 +177,48 @@ async def test_ends_of_rounds_outlive_a_change_of_the_verifier(server: EmbeddedS
         for length in range(len(PROMPT), len(whole) + 1):
             assert record.agrees_with(whole[:length])
             assert not record.agrees_with(changed(whole[:length], 1))
+
+
+async def left_early(client: Client, session_id: str) -> list[int]:
+    """What a client has of an output whose stream it left."""
+    call = client.call(long_spec(40), session_id)
+    answer = await read_until_tokens(call, 12)
+    call.cancel()
+    await nothing_running(client)
+    return answer.token_ids
+
+
+async def test_tokens_of_another_output_are_refused_at_resume_where_the_record_keeps_none(
+    server: EmbeddedStore,
+) -> None:
+    async with (
+        served_verifier(FakeVerifier(round_s=0.02)) as target,
+        orchestrator([target], redis=server.url, store_tokens=False) as client,
+    ):
+        await routed(client)
+        received = await left_early(client, "s")
+        spec = dataclasses.replace(long_spec(40), prompt=tokenise("hello"))
+        for wrong in (changed(received, 0), changed(received[:4], 2)):
+            assert isinstance(await error_of(client.resume("s", wrong, spec)), ResumeMismatchError)
+        answer = await client.resume("s", received[:6], spec)
+        assert answer.token_ids == expected_output(tokenise("hello"), 40)
+
+
+async def test_a_session_that_was_sealed_is_resumed_where_the_key_is_and_refused_with_a_reason_where_it_is_not(
+    server: EmbeddedStore, tmp_path: Path
+) -> None:
+    keys = key_file(tmp_path, secrets.token_bytes(32))
+    async with (
+        served_verifier(FakeVerifier(round_s=0.02)) as target,
+        orchestrator([target], redis=server.url, token_key_file=keys) as sealing,
+        orchestrator([target], redis=server.url) as without,
+    ):
+        await routed(sealing)
+        await routed(without)
+        received = await left_early(sealing, "s")
+        assert isinstance(await error_of(without.resume("s", received)), RecordUnreadableError)
+        assert (await without.generate(long_spec(4), "t")).token_ids == expected_output(tokenise("hello"), 4)
+        assert (await sealing.resume("s", received)).token_ids == expected_output(tokenise("hello"), 40)
 
 
 def changed(token_ids: Sequence[int], position: int) -> tuple[int, ...]:
