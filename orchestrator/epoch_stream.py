@@ -133,7 +133,9 @@ class EpochStream:
                             self._outbox.put(untold)
                     case SessionFinished():
                         self._context.cluster.report(self._opening.verifier, Outcome.WORKED)
-                        return self._outbox.put(self._progress.finish(event))
+                        for frame in self._progress.finish(event):
+                            self._outbox.put(frame)
+                        return
                     case Fenced():
                         self._progress.apply(event)
                         raise FencedError("another owner has the session")
@@ -169,7 +171,7 @@ class EpochStream:
         if self._context.strict:
             await self._writer.flush()
         self._outbox.put(delta)
-        self._context.metrics.generation_tokens.inc(len(commit.token_ids))
+        self._context.metrics.generation_tokens.inc(len(delta.token_ids))
 
     def _drafter_keeper(self) -> DrafterKeeper | None:
         speculation = self._claim.spec.speculation

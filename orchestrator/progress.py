@@ -48,6 +48,9 @@ class Progress:
     def __init__(self, claim: Claim) -> None:
         self._claim = claim
         self._prefix = TokenPrefix(claim.committed_token_ids)
+        self._untold: tuple[int, ...] = ()
+        """Behind the prefix: decided by an earlier epoch, and without a text yet. A client that had them and was cut
+        off before their text came would never get it."""
         self._opened: Opened | None = None
         self._end_of_told_prompt_logprobs = 1
         self._numerics_fingerprint = claim.numerics_fingerprint
@@ -105,13 +108,13 @@ class Progress:
             committed_token_ids=self._prefix.snapshot() if has_output else (),
             prompt_length=self.session.prompt_length if has_output else 0,
             numerics_fingerprint=self._numerics_fingerprint,
-            recorded_token_ids=(),
-            recorded_epoch=Epoch(0),
+            recorded_token_ids=self._untold,
+            recorded_epoch=self._opened.kept_epoch if self._untold else Epoch(0),
             placement=None,
         )
 
     def known_token_ids(self) -> tuple[int, ...]:
-        """Prompt and output as they are committed now."""
+        """Prompt and output as they are committed and told now."""
         return self._prefix.snapshot()
 
     def apply(self, event: SessionEvent | OwnEvent) -> None:
@@ -125,7 +128,7 @@ class Progress:
         self.apply(Reclaimed(epoch) if self.session.phase is SessionPhase.CLAIMED else Bumped(epoch))
 
     def begin(self, opened: Opened) -> list[GenerationEvent]:
-        """The frames for `Opened`: Started where it is the stream's first, and tokens that an earlier epoch decided."""
+        """The frames for `Opened`: Started where it is the stream's first."""
         prompt = tuple(opened.prompt_token_ids)
         if len(self._prefix) > 0 and self._prefix.snapshot()[: self.session.prompt_length] != prompt:
             raise UnexpectedEventError("opened with another prompt than the session's")
@@ -141,17 +144,14 @@ class Progress:
         self._opened = opened
         if len(self._prefix) == 0:
             self._prefix.extend(prompt)
-        if opened.kept_token_ids:
-            # Their text comes with the next commit: the verifier counts text from what it was given as committed.
-            kept = tuple(opened.kept_token_ids)
-            frames.append(Delta("", kept, len(self._prefix), _NO_ROUND, sample_index=self._claim.sample_index))
-            self._prefix.extend(kept)
+        self._untold = tuple(opened.kept_token_ids)
         return frames
 
     def commit(self, commit: Commit, drafter: str) -> tuple[CommittedRound, Delta]:
-        """What the record and what the client gets of a round."""
+        """What the record and what the client gets of a round; the client with tokens that had no text before it."""
         self.apply(commit)
         self.has_streamed = True
+        untold = self._take_untold()
         self._prefix.extend(commit.token_ids)
         committed = CommittedRound(
             round=commit.round,
@@ -164,10 +164,10 @@ class Progress:
         )
         delta = Delta(
             text=commit.text,
-            token_ids=commit.token_ids,
-            position=commit.base_position,
+            token_ids=(*untold, *commit.token_ids),
+            position=commit.base_position - len(untold),
             round=commit.statistics,
-            token_texts=commit.token_texts,
+            token_texts=() if untold else commit.token_texts,
             logprobs=commit.logprobs,
             sample_index=self._claim.sample_index,
         )
@@ -184,10 +184,15 @@ class Progress:
         self._end_of_told_prompt_logprobs = start_position + len(untold)
         return PromptLogprobs(start_position, untold)
 
-    def finish(self, event: SessionFinished) -> Finished:
-        """The last frame of an output that ended by itself."""
+    def finish(self, event: SessionFinished) -> list[GenerationEvent]:
+        """The last frames of an output that ended by itself."""
         self.apply(event)
-        return self._finished(event.reason, event.usage, event.text)
+        position = len(self._prefix)
+        untold = self._take_untold()
+        if not untold:
+            return [self._finished(event.reason, event.usage, event.text)]
+        rest = Delta(event.text, untold, position, _NO_ROUND, sample_index=self._claim.sample_index)
+        return [rest, self._finished(event.reason, event.usage, "")]
 
     def cancelled(self) -> Finished:
         """The last frame of one that was cancelled."""
@@ -195,6 +200,7 @@ class Progress:
 
     def checkpoint(self, verifier: str, drafter: str) -> Checkpoint:
         session = self.session
+        decided = TokenPrefix((*self._prefix.snapshot(), *self._untold)) if self._untold else self._prefix
         return Checkpoint(
             session_id=session.session_id,
             epoch=session.epoch,
@@ -208,11 +214,16 @@ class Progress:
             prompt_length=session.prompt_length,
             verifier_cached_length=session.verifier_cached_length,
             drafter_cached_length=session.drafter_cached_length,
-            prefix_digest=self._prefix.digest(),
-            token_ids=self._prefix.snapshot(),
+            prefix_digest=decided.digest(),
+            token_ids=decided.snapshot(),
             tenant=self._claim.tenant,
             sample_index=self._claim.sample_index,
         )
+
+    def _take_untold(self) -> tuple[int, ...]:
+        untold, self._untold = self._untold, ()
+        self._prefix.extend(untold)
+        return untold
 
     def _started(self, opened: Opened) -> Started:
         return Started(

@@ -118,6 +118,9 @@ class Session:
     round: Round = dataclasses.field(default=Round(0))
     prompt_length: int = 0
     committed_length: int = 0
+    num_untold_tokens: int = 0
+    """At the end of committed_length: an earlier epoch decided them, their text comes with the next commit or the end,
+    and until then no client sees them."""
     verifier_cached_length: int = 0
     drafter_cached_length: int = 0
     """What the attached drafter's last verified draft proves that it has computed; 0 without a drafter."""
@@ -130,7 +133,7 @@ class Session:
 
     @property
     def usage(self) -> Usage:
-        return Usage(self.prompt_length, self.committed_length - self.prompt_length)
+        return Usage(self.prompt_length, self.committed_length - self.num_untold_tokens - self.prompt_length)
 
     @property
     def speculative(self) -> SpeculativeStatistics:
@@ -161,7 +164,12 @@ def _counted(session: Session, event: SessionEvent | OwnEvent) -> Session:
         case Commit():
             return _committed(session, event)
         case SessionFinished():
-            return dataclasses.replace(session, finish_reason=event.reason, epoch_speculative=event.speculative)
+            return dataclasses.replace(
+                session, finish_reason=event.reason, epoch_speculative=event.speculative, num_untold_tokens=0
+            )
+        case VerifierGone():  # what was not told is offered to the next one, and counts where that takes it
+            told_length = session.committed_length - session.num_untold_tokens
+            return dataclasses.replace(session, committed_length=told_length, num_untold_tokens=0)
         case AttachmentChange(state=AttachmentState.DETACHED):
             return dataclasses.replace(session, drafter_cached_length=0)
         case _:
@@ -189,6 +197,7 @@ def _opened(session: Session, opened: Opened) -> Session:
         session,
         prompt_length=prompt_length,
         committed_length=max(session.committed_length, prompt_length) + len(opened.kept_token_ids),
+        num_untold_tokens=len(opened.kept_token_ids),
     )
 
 
@@ -216,6 +225,7 @@ def _committed(session: Session, commit: Commit) -> Session:
         session,
         round=commit.round,
         committed_length=session.committed_length + len(commit.token_ids),
+        num_untold_tokens=0,
         verifier_cached_length=commit.cached_length,
         drafter_cached_length=drafter_cached_length,
         epoch_speculative=_add(session.epoch_speculative, _of_round(statistics)),

@@ -17,6 +17,7 @@ from specdec.messages import Draining, OpenSession, PromptLogprobs
 from specdec.model.text import OutputText
 from specdec.model.tokenizer import TextTokenizer
 from specdec.params import StopCriteria
+from specdec.v1 import admin_pb2
 from tests.system.fakes import (
     VOCABULARY_SIZE,
     FakeDrafter,
@@ -243,6 +244,35 @@ async def test_tokens_that_the_next_verifier_had_kept_are_told_once_and_their_te
         answer = await read_to_the_end(call, answer)
         assert (answer.token_ids, answer.text) == (OUTPUT, text_of(OUTPUT))
         assert (await record_in(store, "kept", RecordState.FINISHED)).token_ids == (*PROMPT_IDS, *OUTPUT)
+
+
+async def test_tokens_whose_text_the_next_verifier_had_not_told_when_it_was_lost_are_not_told_before(
+    redis: EmbeddedStore,
+) -> None:
+    async with fleet(*slow_verifiers(3)) as some, orchestrator(some.endpoints, redis=redis.url) as client:
+        await routed(client, 4)
+        call = client.call(SPEC)
+        answer = await read_until_tokens(call, 4)
+        first = await some.holder()
+        for verifier in some.verifiers:
+            verifier.num_kept_tokens, verifier.round_s = 3, STANDS_STILL_S
+        await some.lose(first)
+        second = await some.holder(2)
+        (third,) = {0, 1, 2} - {first, second}
+        some.verifiers[third].round_s = 0.0
+
+        async def taken() -> bool:
+            sessions = (await client.admin.ListSessions(admin_pb2.ListSessionsRequest())).sessions
+            return [session.verifier_endpoint for session in sessions] == [some.endpoints[second]]
+
+        await eventually(taken)
+        await some.lose(second)
+        answer = await read_to_the_end(call, answer)
+        assert (answer.token_ids, answer.text) == (OUTPUT, text_of(OUTPUT))
+        offered = some.verifiers[third].sessions[0].request
+        num_told = len(offered.committed_token_ids) - len(PROMPT_IDS)
+        assert tuple(offered.recorded_token_ids) == tuple(OUTPUT[num_told : num_told + 3])
+        assert offered.recorded_epoch == 1
 
 
 def _text_maker(pieces: Sequence[bytes]) -> Callable[[OpenSession], OutputText]:

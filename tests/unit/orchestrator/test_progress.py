@@ -10,6 +10,7 @@ from specdec.ids import Epoch, Round, SessionId, digest_tokens
 from specdec.messages import (
     Commit,
     Delta,
+    Finished,
     Numerics,
     Opened,
     PositionLogprobs,
@@ -27,6 +28,7 @@ from specdec.session import SessionPhase, UnexpectedEventError, VerifierGone
 PROMPT = (5, 6, 7)
 NUMERICS = Numerics("bits", "w", "d", "c", "cpu", "l", "a", "v")
 OPENED = Opened(b"k" * 32, PROMPT, AcceptanceRule.GREEDY, NUMERICS, "target", 16)
+KEPT = dataclasses.replace(OPENED, kept_token_ids=(1, 2), kept_epoch=Epoch(1))
 CLAIM = Claim(SessionId("s"), b"n" * 16, GenerationSpec(prompt="three words long", num_prompt_logprobs=0))
 
 
@@ -81,12 +83,36 @@ def test_a_stream_starts_once_and_tokens_kept_by_the_next_verifier_are_told_wher
     (started,) = progress.begin(OPENED)
     assert isinstance(started, Started)
     progress.commit(_commit(1, 3, 8, 9), "")
-    (kept,) = _lost(progress).begin(dataclasses.replace(OPENED, kept_token_ids=(1, 2), kept_epoch=Epoch(1)))
-    assert isinstance(kept, Delta)
-    assert (kept.position, kept.token_ids) == (5, (1, 2))
+    assert _lost(progress).begin(KEPT) == []
     committed, delta = progress.commit(_commit(1, 7, 4), "")
-    assert delta.position == 7
+    assert (delta.position, delta.token_ids, delta.text) == (5, (1, 2, 4), "text")
+    assert (committed.base_position, committed.token_ids) == (7, (4,))
     assert committed.prefix_digest == digest_tokens((*PROMPT, 8, 9, 1, 2, 4))
+
+
+def test_tokens_that_were_kept_are_recorded_at_once_and_told_with_their_text_alone() -> None:
+    progress = _lost(_streaming())
+    progress.begin(KEPT)
+    checkpoint = progress.checkpoint("", "")
+    assert checkpoint.token_ids == (*PROMPT, 8, 9, 1, 2)
+    assert checkpoint.prefix_digest == digest_tokens(checkpoint.token_ids)
+    assert progress.cancelled().usage == Usage(3, 2)
+    claim = _lost(progress).claim_now()  # its verifier was lost before their text came: they are offered to the next
+    assert claim.committed_token_ids == (*PROMPT, 8, 9)
+    assert (claim.recorded_token_ids, claim.recorded_epoch) == ((1, 2), 1)
+    progress.begin(OPENED)  # which has no use for them
+    _, delta = progress.commit(_commit(1, 5, 4), "")
+    assert (delta.position, delta.token_ids) == (5, (4,))
+
+
+def test_an_output_that_ends_in_what_was_kept_is_told_with_its_text_before_it_finishes() -> None:
+    progress = _lost(_streaming())
+    progress.begin(KEPT)
+    kept, finished = progress.finish(SessionFinished(FinishReason.LENGTH, Usage(3, 4), SpeculativeStatistics(), "rest"))
+    assert isinstance(kept, Delta)
+    assert (kept.position, kept.token_ids, kept.text) == (5, (1, 2), "rest")
+    assert isinstance(finished, Finished)
+    assert finished.text == ""
 
 
 def test_a_verifier_that_opens_with_another_prompt_is_not_believed() -> None:
@@ -106,7 +132,8 @@ def test_an_epoch_that_nobody_took_is_followed_by_the_next() -> None:
 def test_the_last_frame_tells_of_other_verifiers_and_other_numerics() -> None:
     progress = _lost(_streaming())
     progress.begin(dataclasses.replace(OPENED, numerics=dataclasses.replace(NUMERICS, fingerprint="other bits")))
-    finished = progress.finish(SessionFinished(FinishReason.LENGTH, Usage(3, 2), SpeculativeStatistics(), "rest"))
+    (finished,) = progress.finish(SessionFinished(FinishReason.LENGTH, Usage(3, 2), SpeculativeStatistics(), "rest"))
+    assert isinstance(finished, Finished)
     assert (finished.num_failovers, finished.numerics_changed, finished.text) == (1, True, "rest")
 
 
