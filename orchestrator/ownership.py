@@ -63,7 +63,8 @@ class Ownership:
             FencedError: another owner has the session. A claim waits for a lease to run out first.
             StoreUnavailableError: strict, and the store does not answer.
         """
-        floor = max(floor, self.epoch)  # tells a second claim from the first one that comes late
+        # Ours tells a second claim from the first one that comes late. The record's was read: what it decided is older.
+        floor = max(floor, self.epoch, self._claim.recorded_epoch)
         if not (self._strict or self._store_is_reachable()):
             return self._go_without_store(floor)
         try:
