@@ -5,10 +5,13 @@ The binary is the embedded server's. Whatever is told to die is killed, as a mac
 
 import asyncio
 import contextlib
+import os
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +212,9 @@ async def until(condition: Callable[[], Any], timeout_s: float = START_TIMEOUT_S
 
 
 def _launched(command: list[str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    """It does not outlive this process, however that ends."""
+    guard = [sys.executable, "-I", "-S", str(resources.files("specdec.cli") / "die_with_parent.py"), str(os.getpid())]
+    return subprocess.Popen([*guard, *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def _text(value: Any) -> str:
