@@ -11,7 +11,6 @@ from drafter_service.device import DeviceThread
 from drafter_service.drafter import Drafter
 from drafter_service.proposers.registry import create_proposer
 from specdec.attach_key import attach_key
-from specdec.bench.faults.proxy import FaultProxy
 from specdec.config import DrafterSettings, WireSettings
 from specdec.errors import DrainingError
 from specdec.ids import AttachmentId, Epoch, SessionId
@@ -21,7 +20,7 @@ from specdec.telemetry import DrafterMetrics
 from specdec.v1 import common_pb2
 from specdec.v1 import verifier_pb2 as pb
 from tests.system.hand_drafter import DEADLINE_S, HandSession
-from tests.system.toy_verifier import ToyVerifier, toy_verifier
+from tests.system.toy_verifier import ToyVerifier, proxy_before, toy_verifier
 from tests.unit.verifier_service.harness import greedy_token_ids
 
 PROMPT = (5, 6, 7)
@@ -149,21 +148,15 @@ async def test_a_drafter_that_ends_while_its_proposer_is_made_ready_leaves_that_
 async def test_a_verifier_behind_a_dead_link_loses_its_drafters_on_both_sides_and_they_may_come_again(
     verifier: ToyVerifier,
 ) -> None:
-    proxy = FaultProxy(lambda port: "drafter")
-    proxy.server = verifier.endpoint
-    await proxy.start()
-    try:
-        async with running_drafter() as drafter:
-            session = await open_session(verifier)
-            await attach(drafter, session, proxy.endpoint)
-            proxy.vanish()
-            await until_idle(drafter)
-            assert (await until_detached(session)).detach_reason == pb.DETACH_REASON_STREAM_BROKEN
-            await attach(drafter, session, proxy.endpoint, attachment_id=2)
-            assert await session.read_to_end() == OUTPUT
-            await until_idle(drafter)
-    finally:
-        await proxy.stop()
+    async with proxy_before(verifier.endpoint) as proxy, running_drafter() as drafter:
+        session = await open_session(verifier)
+        await attach(drafter, session, proxy.endpoint)
+        proxy.vanish()
+        await until_idle(drafter)
+        assert (await until_detached(session)).detach_reason == pb.DETACH_REASON_STREAM_BROKEN
+        await attach(drafter, session, proxy.endpoint, attachment_id=2)
+        assert await session.read_to_end() == OUTPUT
+        await until_idle(drafter)
 
 
 async def test_a_drafter_forgets_verifiers_that_are_gone() -> None:

@@ -17,7 +17,7 @@ from specdec.v1.verifier_pb2_grpc import VerifierServiceStub
 from specdec.wire.channel import open_channel
 from specdec.wire.interceptors import error_from_rpc
 from tests.system.hand_drafter import DEADLINE_S, HandDrafter
-from tests.system.toy_verifier import ToyVerifier, toy_verifier
+from tests.system.toy_verifier import ToyVerifier, proxy_before, toy_verifier
 from tests.unit.verifier_service.harness import greedy_token_ids
 
 PROMPT = (5, 6, 7)
@@ -219,17 +219,14 @@ class _Named:
 
 
 async def test_an_owner_behind_a_dead_link_is_noticed_by_keepalive_and_its_tokens_are_kept() -> None:
-    from specdec.bench.faults.proxy import FaultProxy
-
     wire = WireSettings(keepalive_time_s=0.2, keepalive_timeout_s=0.2, min_ping_interval_s=0.1)
-    async with toy_verifier(forward_time_s=0.02, wire=wire) as verifier:
-        proxy = FaultProxy(lambda port: "owner")
-        proxy.server = verifier.endpoint
-        await proxy.start()
-        async with open_channel(proxy.endpoint) as channel:
-            old = Owner(VerifierServiceStub(channel), 1)
-            await old.until("commit", num_tokens=2)
-            proxy.vanish()
-            await until_closed(verifier)
-            assert await verifier.on_device(lambda: verifier.engine.handover.num_kept) == 1
-        await proxy.stop()
+    async with (
+        toy_verifier(forward_time_s=0.02, wire=wire) as verifier,
+        proxy_before(verifier.endpoint) as proxy,
+        open_channel(proxy.endpoint) as channel,
+    ):
+        old = Owner(VerifierServiceStub(channel), 1)
+        await old.until("commit", num_tokens=2)
+        proxy.vanish()
+        await until_closed(verifier)
+        assert await verifier.on_device(lambda: verifier.engine.handover.num_kept) == 1
