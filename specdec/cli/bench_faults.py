@@ -23,6 +23,7 @@ _MAX_SESSIONS = 64
 
 def bench_faults(
     faults: Annotated[int, typer.Option(min=1, help="How many to inject.")] = 300,
+    minutes: Annotated[float, typer.Option(min=0.1, help="After which no further fault begins.")] = 60.0,
     kinds: Annotated[
         str, typer.Option(help="Only kinds that begin so, as in verifier:,store:kill. Default: all.")
     ] = "",
@@ -67,6 +68,7 @@ def bench_faults(
             num_sessions=sessions,
             patience=Patience(silence_s=silence_s),
             session_ttl_s=session_ttl_s,
+            limit_s=60 * minutes,
         )
         store_options = ("--session-ttl-s", str(session_ttl_s), "--durability", durability)
         system = FaultSystemOptions(
@@ -80,6 +82,7 @@ def bench_faults(
         )
         settings = {
             "num_faults": faults,
+            "minutes": minutes,
             "kinds": [kind.name for kind in chosen],
             "seed": seed,
             "num_sessions": sessions,

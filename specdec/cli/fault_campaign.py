@@ -34,11 +34,14 @@ _POLL_INTERVAL_S = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class CampaignPlan:
+    """After `limit_s` no further fault begins."""
+
     requests: Sequence[CampaignRequest]
     lanes: Mapping[Party, Sequence[PlannedFault]]
     num_sessions: int
     patience: Patience
     session_ttl_s: float
+    limit_s: float
 
 
 @dataclasses.dataclass
@@ -102,6 +105,7 @@ async def _inject_all(
     """Lanes beside one another, but for those of the orchestrators and the store: only these two know a session, and no
     promise is made for one that loses both."""
     knowing = asyncio.Lock()
+    ends_s = time.monotonic() + plan.limit_s
 
     async def inject(fault: PlannedFault) -> FaultRecord:
         if fault.kind.lane not in _KNOW_SESSIONS:
@@ -115,6 +119,8 @@ async def _inject_all(
     async def run_lane(lane: Sequence[PlannedFault]) -> None:
         for fault in lane:
             await asyncio.sleep(fault.pause_s)
+            if time.monotonic() > ends_s:
+                return
             record = await inject(fault)
             faults.append(record)
             where = f"{record.source} to {record.target}" if record.source else record.target
