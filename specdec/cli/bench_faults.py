@@ -38,7 +38,7 @@ def bench_faults(
     session_ttl_s: Annotated[float, typer.Option("--session-ttl", min=5, help="Seconds a record is kept.")] = 60.0,
     silence_s: Annotated[
         float, typer.Option("--silence", min=1, help="Seconds without a frame: client resumes.")
-    ] = 8.0,
+    ] = 12.0,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the report to this file.")] = None,
     log_folder: Annotated[Path | None, typer.Option(help="For the processes' logs; a new one if not given.")] = None,
     target: Annotated[str, typer.Option(help="The synthetic target.")] = "synthetic:seed=7,forward_ms=80",

@@ -114,6 +114,8 @@ async def _inject_all(
             record = await injector.inject(fault)
             if fault.kind.lane is Party.STORE:
                 await asyncio.sleep(_WRITTEN_ANEW_WITHIN_S)
+            else:
+                await _gone_on(record, plan.patience.give_up_s)
         return record
 
     async def run_lane(lane: Sequence[PlannedFault]) -> None:
@@ -132,6 +134,20 @@ async def _inject_all(
     async with asyncio.TaskGroup() as group:
         for lane in plan.lanes.values():
             group.create_task(run_lane(lane))
+
+
+async def _gone_on(record: FaultRecord, timeout_s: float) -> None:
+    """Until every output that the fault touched streams again: until then its session has no owner, and the store alone
+    knows it."""
+    ends_s = time.monotonic() + timeout_s
+    while True:
+        if time.monotonic() > ends_s or all(_has_gone_on(one, record.cleared_s) for one in record.affected):
+            return
+        await asyncio.sleep(_POLL_INTERVAL_S)
+
+
+def _has_gone_on(output: Output, since_s: float) -> bool:
+    return output.ended_s is not None or (bool(output.arrivals) and output.arrivals[-1][0] > since_s)
 
 
 async def settled(system: FaultSystem, session_ttl_s: float) -> LeftOver:

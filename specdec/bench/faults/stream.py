@@ -49,7 +49,7 @@ class Patience:
     """`silence_s` without a frame, and the client takes its stream for broken; after `give_up_s` without a token in
     spite of all tries it takes the output for lost."""
 
-    silence_s: float = 8.0
+    silence_s: float = 12.0
     give_up_s: float = 60.0
 
 
