@@ -43,7 +43,8 @@ from verifier_service.engine import Engine
 from verifier_service.scheduler import SchedulerPolicy
 from verifier_service.target import Target
 
-FORWARD_S = 0.02
+FORWARD_S = 0.1
+"""Slow, so that faults meet sessions that run: virtual time costs nothing."""
 PACKAGES = ("specdec", "orchestrator", "drafter_service", "verifier_service")
 
 

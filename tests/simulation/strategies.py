@@ -8,7 +8,7 @@ from specdec.params import AcceptanceRule
 from tests.simulation.faults import Fault, Kind, Request, Schedule
 
 MAX_FAULTS = 8
-SECONDS = st.sampled_from((0.0, 0.01, 0.05, 0.1, 0.15, 0.2, 0.4, 1.0, 3.0, 8.0))
+SECONDS = st.sampled_from((0.0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 6.0))
 OUTAGES = st.sampled_from((0.05, 0.3, 1.5, 4.0, 8.0, 20.0))
 JUMPS = st.sampled_from((-3600.0, -20.0, -1.0, 1.0, 20.0, 300.0))
 STORE = "store"
