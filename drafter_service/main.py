@@ -13,10 +13,11 @@ from drafter_service.proposers.registry import create_proposer
 from drafter_service.servicer import DrafterServicer
 from specdec.config import DrafterSettings
 from specdec.daemon_thread import in_daemon_thread
+from specdec.messages.cluster import Role
 from specdec.telemetry import DrafterMetrics, MetricsExporter, configure_logging
 from specdec.v1 import drafter_pb2
 from specdec.v1.drafter_pb2_grpc import add_DrafterServiceServicer_to_server
-from specdec.wire.role_identity import Role, RoleGate, role_certificates
+from specdec.wire.role_identity import RoleGate, role_certificates
 from specdec.wire.server import GrpcServer
 from specdec.wire.shutdown import shutdown_signal
 

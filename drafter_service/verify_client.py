@@ -17,13 +17,13 @@ from specdec.config import WireSettings
 from specdec.errors import PeerUnavailableError, SpecdecError
 from specdec.ids import AttachmentId, SessionId
 from specdec.messages import Addressed, DrafterMessage
+from specdec.messages.cluster import Role
 from specdec.v1 import verifier_pb2 as pb
 from specdec.v1.verifier_pb2_grpc import VerifierServiceStub
 from specdec.wire.certificates import CertificateFiles
 from specdec.wire.channel import RoleChannel
 from specdec.wire.convert import verify_request_to_pb, verify_response_from_pb
 from specdec.wire.padding import pad
-from specdec.wire.role_identity import Role
 
 MAX_QUEUED_MESSAGES = 1024
 FIRST_BACKOFF_S = 0.1

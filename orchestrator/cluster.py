@@ -7,17 +7,18 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import structlog
 
 from orchestrator.breaker import Outcome, outcome_of
 from orchestrator.circuits import Circuits
 from orchestrator.discovery import Addresses, Discovery
-from orchestrator.endpoints import EndpointView, Role
+from orchestrator.endpoints import EndpointView
 from orchestrator.peers import DrafterPeer, Peer, VerifierPeer
 from specdec.config import WireSettings
 from specdec.errors import DeadlineError, InvalidParameterError, SpecdecError
+from specdec.messages.cluster import Role
 from specdec.wire.certificates import CertificateFiles
 
 _CALL_TIMEOUT_S = 1.0
@@ -148,15 +149,15 @@ class Cluster:
             await self._follow(Addresses((), ()))
 
     async def _follow(self, addresses: Addresses) -> None:
-        wanted: dict[str, tuple[Role, Callable[[str, WireSettings, CertificateFiles | None], Peer]]] = {}
-        wanted |= dict.fromkeys(addresses.drafters, (Role.DRAFTER, DrafterPeer))
-        wanted |= dict.fromkeys(addresses.verifiers, (Role.VERIFIER, VerifierPeer))
+        wanted: dict[str, type[VerifierPeer] | type[DrafterPeer]] = {}
+        wanted |= dict.fromkeys(addresses.drafters, DrafterPeer)
+        wanted |= dict.fromkeys(addresses.verifiers, VerifierPeer)
         for endpoint in self._views.keys() - wanted.keys():
             await self._forget(endpoint)
-        for endpoint, (role, make_peer) in wanted.items():
+        for endpoint, peer_class in wanted.items():
             if endpoint not in self._views:
-                self._views[endpoint] = EndpointView(endpoint, role)
-                self._peers[endpoint] = make_peer(endpoint, self._wire, self._certificates)
+                self._views[endpoint] = EndpointView(endpoint, peer_class.role)
+                self._peers[endpoint] = peer_class(endpoint, self._wire, self._certificates)
                 self._look_now[endpoint] = asyncio.Event()
                 self._watches[endpoint] = asyncio.create_task(self._watch(endpoint), name=f"watch {endpoint}")
 

@@ -11,10 +11,10 @@ import asyncio
 import structlog
 
 from orchestrator.cluster import Cluster
-from orchestrator.endpoints import Role
 from orchestrator.session_store import SessionStore
 from orchestrator.sessions import Sessions
 from specdec.errors import InvalidParameterError, StoreUnavailableError
+from specdec.messages.cluster import Role
 
 _INTERVAL_S = 1.0
 

@@ -6,8 +6,6 @@ from specdec import PROTOCOL_VERSION
 from specdec.messages import ServerStatus
 from specdec.messages.cluster import CircuitState, Role
 
-__all__ = ["EndpointView", "Role"]
-
 
 @dataclasses.dataclass(frozen=True)
 class EndpointView:

@@ -23,12 +23,13 @@ from orchestrator.store_health import StoreHealth
 from orchestrator.tenant_limits import TenantLimits, TenantTable
 from orchestrator.tenant_limits_file import TenantLimitsSource
 from specdec.config import EMBEDDED_REDIS, OrchestratorSettings
+from specdec.messages.cluster import Role
 from specdec.telemetry import MetricsExporter, OrchestratorMetrics, configure_logging
 from specdec.v1 import admin_pb2, generation_pb2
 from specdec.v1.admin_pb2_grpc import add_AdminServiceServicer_to_server
 from specdec.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
 from specdec.wire.certificates import CertificateFiles
-from specdec.wire.role_identity import Role, role_certificates
+from specdec.wire.role_identity import role_certificates
 from specdec.wire.server import GrpcServer
 from specdec.wire.shutdown import shutdown_signal
 

@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2
 from specdec.config import WireSettings
 from specdec.ids import AttachmentId, SessionId
 from specdec.messages import AttachSession, OpenSession, ServerStatus, SessionEvent
+from specdec.messages.cluster import Role
 from specdec.v1 import drafter_pb2, verifier_pb2
 from specdec.v1.drafter_pb2_grpc import DrafterServiceStub
 from specdec.v1.verifier_pb2_grpc import VerifierServiceStub
@@ -26,7 +27,6 @@ from specdec.wire.convert import (
     session_event_from_pb,
 )
 from specdec.wire.interceptors import error_from_rpc
-from specdec.wire.role_identity import Role
 
 Response = TypeVar("Response")
 

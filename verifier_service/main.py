@@ -10,10 +10,11 @@ import structlog
 
 from specdec.config import VerifierSettings
 from specdec.daemon_thread import in_daemon_thread
+from specdec.messages.cluster import Role
 from specdec.telemetry import MetricsExporter, VerifierMetrics, configure_logging
 from specdec.v1 import verifier_pb2
 from specdec.v1.verifier_pb2_grpc import add_VerifierServiceServicer_to_server
-from specdec.wire.role_identity import Role, RoleGate, role_certificates
+from specdec.wire.role_identity import RoleGate, role_certificates
 from specdec.wire.server import GrpcServer
 from specdec.wire.shutdown import shutdown_signal
 from verifier_service.observer import MetricsObserver

@@ -8,7 +8,6 @@ import typer
 
 from specdec.cli.failures import UsageError, told_in_one_line
 
-ROLES = ("verifier", "drafter", "orchestrator")
 AUTHORITY = "ca"
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
@@ -23,17 +22,20 @@ def certs(
     """Make an authority and certificates for the roles, to try TLS with."""
     with told_in_one_line():
         from specdec.cli.development_authority import DevelopmentAuthority
+        from specdec.messages.cluster import Role
+        from specdec.wire.role_identity import dns_name
 
         folder.mkdir(parents=True, exist_ok=True)
         try:
             authority = DevelopmentAuthority.in_folder(folder, AUTHORITY, days)
-            for role in ROLES:
-                of_clients = (*_LOCAL_NAMES, *(host or ())) if role == "orchestrator" else ()
-                authority.write_certificate(folder, role, (f"{role}.specdec", *of_clients), days)
+            roles = {role: role.value.lower() for role in Role}
+            for role, name in roles.items():
+                of_clients = (*_LOCAL_NAMES, *(host or ())) if role is Role.ORCHESTRATOR else ()
+                authority.write_certificate(folder, name, (dns_name(role), *of_clients), days)
         except ValueError as error:
             raise UsageError(str(error)) from None
         print(
-            f"{folder}: {AUTHORITY}.crt and, for each of {', '.join(ROLES)}, a certificate and its key.\n"
+            f"{folder}: {AUTHORITY}.crt and, for each of {', '.join(roles.values())}, a certificate and its key.\n"
             f"Try:  specdec up --certs {folder}\n"
             f'      specdec generate "Hello" --tls-ca {folder / AUTHORITY}.crt\n'
             f"Whoever has {AUTHORITY}.key can make more of them: it belongs on no server."

@@ -3,8 +3,9 @@
 import grpc.aio
 
 from specdec.config import WireSettings, format_endpoint, parse_endpoint
+from specdec.messages.cluster import Role
 from specdec.wire.certificates import CertificateFiles, channel_credentials
-from specdec.wire.role_identity import Role
+from specdec.wire.role_identity import dns_name
 
 
 def open_channel(
@@ -63,7 +64,7 @@ class RoleChannel:
     def _open(self) -> grpc.aio.Channel:
         if self._shown is None:
             return open_channel(self._endpoint, self._wire)
-        return open_channel(self._endpoint, self._wire, channel_credentials(self._shown), self._role.dns_name)
+        return open_channel(self._endpoint, self._wire, channel_credentials(self._shown), dns_name(self._role))
 
 
 def _options(wire: WireSettings) -> list[tuple[str, int | str]]:
@@ -78,10 +79,7 @@ def _options(wire: WireSettings) -> list[tuple[str, int | str]]:
         ("grpc.keepalive_permit_without_calls", 0),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        (
-            "grpc.min_reconnect_backoff_ms",
-            5000,
-        ),  # in truth how long one attempt may take; a busy peer needs a while
+        ("grpc.min_reconnect_backoff_ms", 5000),  # in truth how long one attempt may take; a busy peer needs a while
         ("grpc.max_reconnect_backoff_ms", round(wire.max_reconnect_backoff_s * 1000)),
         ("grpc.enable_retries", 0),  # retries are decided above, where an epoch can tell a repeated call
         ("grpc.service_config_disable_resolution", 1),

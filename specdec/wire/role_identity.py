@@ -4,26 +4,16 @@ A role is a DNS name in the certificate, `<role>.specdec`; where it runs is no p
 """
 
 import contextlib
-import enum
 from collections.abc import Iterator
 
 from specdec.config import CertificatePaths
 from specdec.errors import PermissionDeniedError, UnauthenticatedError, UnusableFileError
+from specdec.messages.cluster import Role
 from specdec.wire.certificates import CertificateFiles
 from specdec.wire.gate import HEALTH_PREFIX
 from specdec.wire.interceptors import Context
 
 TRUST_DOMAIN = "specdec"
-
-
-class Role(enum.Enum):
-    VERIFIER = "verifier"
-    DRAFTER = "drafter"
-    ORCHESTRATOR = "orchestrator"
-
-    @property
-    def dns_name(self) -> str:
-        return f"{self.value}.{TRUST_DOMAIN}"
 
 
 ANY_ROLE = frozenset(Role)
@@ -50,15 +40,20 @@ class RoleGate:
             if not roles:
                 raise UnauthenticatedError("the certificate names no role of this system")
             if roles.isdisjoint(ALLOWED_CALLERS.get(method, ())):
-                names = ", ".join(sorted(role.value for role in roles))
+                names = ", ".join(sorted(role.value.lower() for role in roles))
                 raise PermissionDeniedError(f"{method} is not for the role {names}", method=method, role=names)
         yield
+
+
+def dns_name(role: Role) -> str:
+    """What the certificate of a role names."""
+    return f"{role.value.lower()}.{TRUST_DOMAIN}"
 
 
 def caller_roles(context: Context) -> frozenset[Role]:
     """Roles that the caller's certificate names. Other kinds of names than DNS names are not looked at."""
     names = {name.decode(errors="replace") for name in (context.auth_context() or {}).get("peer_dns", ())}
-    return frozenset(role for role in Role if role.dns_name in names)
+    return frozenset(role for role in Role if dns_name(role) in names)
 
 
 def role_certificates(paths: CertificatePaths | None, role: Role) -> CertificateFiles | None:
@@ -71,6 +66,6 @@ def role_certificates(paths: CertificatePaths | None, role: Role) -> Certificate
     if paths is None:
         return None
     certificates = CertificateFiles(paths)
-    if role.dns_name not in certificates.current().dns_names:
-        raise UnusableFileError(f"the certificate in {paths.certificate} does not have the DNS name {role.dns_name}")
+    if dns_name(role) not in certificates.current().dns_names:
+        raise UnusableFileError(f"the certificate in {paths.certificate} does not have the DNS name {dns_name(role)}")
     return certificates

@@ -20,13 +20,14 @@ from specdec.cli.processes import LocalCluster
 from specdec.config import CertificatePaths, WireSettings
 from specdec.errors import PeerUnavailableError, PermissionDeniedError, SpecdecError
 from specdec.messages import Delta, Finished
+from specdec.messages.cluster import Role
 from specdec.params import GenerationSpec, SamplingParams, StopCriteria
 from specdec.v1 import verifier_pb2
 from specdec.v1.verifier_pb2_grpc import VerifierServiceStub
 from specdec.wire.certificates import CertificateFiles
 from specdec.wire.channel import RoleChannel, open_channel
 from specdec.wire.interceptors import error_from_rpc
-from specdec.wire.role_identity import Role
+from specdec.wire.role_identity import dns_name
 
 pytestmark = [
     pytest.mark.system,
@@ -64,7 +65,7 @@ class Secured:
 
     def channel_of(self, caller: Role, server: Role) -> RoleChannel:
         """To the cluster's own server, as somebody with the certificate of `caller`."""
-        certificate, key, authorities = (Path(part) for part in role_options(self.folder, caller.value)[1::2])
+        certificate, key, authorities = (Path(part) for part in role_options(self.folder, caller.value.lower())[1::2])
         files = CertificateFiles(CertificatePaths(certificate, key, authorities))
         name = "verifier" if server is Role.VERIFIER else "drafter-0"
         return RoleChannel(self.cluster.endpoints[name], server, WireSettings(), files)
@@ -128,7 +129,7 @@ async def test_a_client_reaches_no_verifier(secured: Secured) -> None:
     async with open_channel(
         secured.cluster.endpoints["verifier"],
         credentials=secured.access.credentials,
-        server_name=Role.VERIFIER.dns_name,
+        server_name=dns_name(Role.VERIFIER),
     ) as channel:
         assert type(await refusal(open_session(channel))) is PeerUnavailableError
 

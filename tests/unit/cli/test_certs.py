@@ -7,11 +7,12 @@ import pytest
 from cryptography import x509
 from typer.testing import CliRunner
 
-from specdec.cli.certs import ROLES, role_options
+from specdec.cli.certs import role_options
 from specdec.cli.main import app
 from specdec.cli.roles import read_settings
+from specdec.messages.cluster import Role
 from specdec.wire.certificates import read_certificate
-from specdec.wire.role_identity import Role, role_certificates
+from specdec.wire.role_identity import role_certificates
 from tests.unit.wire.test_roles_over_tls import open_session
 from tests.unit.wire.tls_files import connected, serving
 
@@ -52,7 +53,7 @@ def test_the_orchestrator_has_the_names_by_which_clients_reach_it(tmp_path: Path
 
 def test_keys_are_for_their_owner_alone_and_are_not_shown(tmp_path: Path) -> None:
     shown = certs(tmp_path)
-    for name in ("ca", *ROLES):
+    for name in ("ca", *(role.value.lower() for role in Role)):
         key = tmp_path / f"{name}.key"
         assert stat.S_IMODE(key.stat().st_mode) == 0o600
         assert key.read_text().splitlines()[1] not in shown

@@ -9,9 +9,10 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from orchestrator.endpoints import EndpointView, Role
+from orchestrator.endpoints import EndpointView
 from orchestrator.routing import Routing
 from specdec.messages import Load, RoundStatistics, ServerStatus
+from specdec.messages.cluster import Role
 from specdec.params import NextTokenKind
 
 NUM_DRAFT_TOKENS = 4

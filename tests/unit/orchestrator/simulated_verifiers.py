@@ -10,10 +10,11 @@ import random
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
-from orchestrator.endpoints import EndpointView, Role
+from orchestrator.endpoints import EndpointView
 from orchestrator.routing import Routing
 from specdec.ids import SessionId
 from specdec.messages import Load, ModelInfo, RoundStatistics, ServerStatus
+from specdec.messages.cluster import Role
 from specdec.params import GenerationSpec, NextTokenKind
 
 TICK_S = 0.02

@@ -5,10 +5,11 @@ from collections import Counter
 
 import pytest
 
-from orchestrator.endpoints import EndpointView, Role
+from orchestrator.endpoints import EndpointView
 from orchestrator.router import SessionNeeds, choose_drafter, choose_verifier
 from specdec.errors import InvalidParameterError, NoVerifierError, UnknownModelError
 from specdec.messages import Load, ModelInfo, Numerics, ServerStatus
+from specdec.messages.cluster import Role
 
 
 def view(

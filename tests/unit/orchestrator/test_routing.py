@@ -3,10 +3,11 @@
 import dataclasses
 from collections import Counter
 
-from orchestrator.endpoints import EndpointView, Role
+from orchestrator.endpoints import EndpointView
 from orchestrator.routing import Routing
 from specdec.ids import SessionId
 from specdec.messages import Load, ModelInfo, ServerStatus
+from specdec.messages.cluster import Role
 from specdec.params import GenerationSpec
 
 SYSTEM = GenerationSpec("You answer in verse. " * 200)

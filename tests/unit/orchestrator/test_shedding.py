@@ -2,10 +2,11 @@
 
 import pytest
 
-from orchestrator.endpoints import EndpointView, Role
+from orchestrator.endpoints import EndpointView
 from orchestrator.shedding import require_room
 from specdec.errors import OverloadedError
 from specdec.messages import Load, ModelInfo, ServerStatus
+from specdec.messages.cluster import Role
 
 
 def verifier(load: Load, *, model: str = "m", healthy: bool = True, drained: bool = False) -> EndpointView:

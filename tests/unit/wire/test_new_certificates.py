@@ -11,10 +11,11 @@ import trustme
 
 from specdec.config import CertificatePaths, WireSettings
 from specdec.errors import UnusableFileError
+from specdec.messages.cluster import Role
 from specdec.v1 import verifier_pb2, verifier_pb2_grpc
 from specdec.wire.certificates import CertificateFiles, read_certificate
 from specdec.wire.channel import RoleChannel
-from specdec.wire.role_identity import Role, role_certificates
+from specdec.wire.role_identity import dns_name, role_certificates
 from tests.unit.wire.tls_files import DEADLINE_S, LONG_AGO, serving, write_identity
 
 
@@ -36,16 +37,16 @@ async def echoed(call: "grpc.aio.StreamStreamCall", attachment_id: int) -> int:
 
 
 async def test_both_ends_move_to_a_new_authority_while_a_stream_runs_on(tmp_path: Path, authority: trustme.CA) -> None:
-    server_files = CertificateFiles(write_identity(tmp_path / "verifier", authority, Role.VERIFIER.dns_name))
-    caller_files = CertificateFiles(write_identity(tmp_path / "drafter", authority, Role.DRAFTER.dns_name))
+    server_files = CertificateFiles(write_identity(tmp_path / "verifier", authority, dns_name(Role.VERIFIER)))
+    caller_files = CertificateFiles(write_identity(tmp_path / "drafter", authority, dns_name(Role.DRAFTER)))
     async with serving(Role.VERIFIER, server_files) as endpoint:
         to_verifier = RoleChannel(endpoint, Role.VERIFIER, WireSettings(), caller_files)
         running = verifier_pb2_grpc.VerifierServiceStub(to_verifier.current()).Verify()
         assert await echoed(running, 1) == 1
 
         new_authority = trustme.CA()  # nobody trusts both: whoever still showed or expected the old one would fail
-        write_identity(tmp_path / "verifier", new_authority, Role.VERIFIER.dns_name)
-        write_identity(tmp_path / "drafter", new_authority, Role.DRAFTER.dns_name)
+        write_identity(tmp_path / "verifier", new_authority, dns_name(Role.VERIFIER))
+        write_identity(tmp_path / "drafter", new_authority, dns_name(Role.DRAFTER))
         await get_status(to_verifier.current())
         assert await echoed(running, 2) == 2
         await running.done_writing()
@@ -54,11 +55,11 @@ async def test_both_ends_move_to_a_new_authority_while_a_stream_runs_on(tmp_path
 
 
 async def test_a_channel_is_kept_while_the_files_are_the_same(tmp_path: Path, authority: trustme.CA) -> None:
-    files = CertificateFiles(write_identity(tmp_path / "drafter", authority, Role.DRAFTER.dns_name))
+    files = CertificateFiles(write_identity(tmp_path / "drafter", authority, dns_name(Role.DRAFTER)))
     channel = RoleChannel("127.0.0.1:1", Role.VERIFIER, WireSettings(), files)
     first = channel.current()
     assert channel.current() is first
-    write_identity(tmp_path / "drafter", authority, Role.DRAFTER.dns_name)
+    write_identity(tmp_path / "drafter", authority, dns_name(Role.DRAFTER))
     assert channel.current() is not first
     await channel.close()
 
@@ -68,7 +69,7 @@ def half_written_key(paths: CertificatePaths, authority: trustme.CA) -> None:
 
 
 def certificate_before_its_key(paths: CertificatePaths, authority: trustme.CA) -> None:
-    paths.certificate.write_bytes(authority.issue_cert(Role.VERIFIER.dns_name).cert_chain_pems[0].bytes())
+    paths.certificate.write_bytes(authority.issue_cert(dns_name(Role.VERIFIER)).cert_chain_pems[0].bytes())
 
 
 def no_key(paths: CertificatePaths, authority: trustme.CA) -> None:
@@ -76,7 +77,7 @@ def no_key(paths: CertificatePaths, authority: trustme.CA) -> None:
 
 
 def an_expired_one(paths: CertificatePaths, authority: trustme.CA) -> None:
-    write_identity(paths.certificate.parent, authority, Role.VERIFIER.dns_name, **LONG_AGO)
+    write_identity(paths.certificate.parent, authority, dns_name(Role.VERIFIER), **LONG_AGO)
 
 
 def garbage_authorities(paths: CertificatePaths, authority: trustme.CA) -> None:
@@ -93,7 +94,7 @@ SPOILERS = pytest.mark.parametrize(
 def test_files_that_make_no_sense_leave_the_last_good_ones_and_a_line_in_the_log(
     spoil, tmp_path: Path, authority: trustme.CA
 ) -> None:
-    paths = write_identity(tmp_path / "verifier", authority, Role.VERIFIER.dns_name)
+    paths = write_identity(tmp_path / "verifier", authority, dns_name(Role.VERIFIER))
     files = CertificateFiles(paths)
     good = files.current()
     key = paths.private_key.read_text()
@@ -103,13 +104,13 @@ def test_files_that_make_no_sense_leave_the_last_good_ones_and_a_line_in_the_log
         assert files.current() is good
     assert [line["event"] for line in lines] == ["files_not_usable_last_good_ones_stay"]
     assert key.splitlines()[1] not in repr(lines)
-    write_identity(tmp_path / "verifier", authority, Role.VERIFIER.dns_name)
+    write_identity(tmp_path / "verifier", authority, dns_name(Role.VERIFIER))
     assert files.current() is not good
 
 
 @SPOILERS
 def test_at_the_start_they_are_refused_with_the_files_name(spoil, tmp_path: Path, authority: trustme.CA) -> None:
-    paths = write_identity(tmp_path / "verifier", authority, Role.VERIFIER.dns_name)
+    paths = write_identity(tmp_path / "verifier", authority, dns_name(Role.VERIFIER))
     spoil(paths, authority)
     with pytest.raises((UnusableFileError, FileNotFoundError), match=str(tmp_path)):
         read_certificate(paths)
@@ -117,7 +118,7 @@ def test_at_the_start_they_are_refused_with_the_files_name(spoil, tmp_path: Path
 
 def test_a_swap_of_a_link_as_kubernetes_does_it_is_seen(tmp_path: Path, authority: trustme.CA) -> None:
     for name in ("first", "second"):
-        write_identity(tmp_path / name, authority, Role.VERIFIER.dns_name)
+        write_identity(tmp_path / name, authority, dns_name(Role.VERIFIER))
     mounted = tmp_path / "mounted"
     mounted.symlink_to(tmp_path / "first")
     files = CertificateFiles(CertificatePaths(mounted / "tls.crt", mounted / "tls.key", mounted / "ca.crt"))
@@ -128,7 +129,7 @@ def test_a_swap_of_a_link_as_kubernetes_does_it_is_seen(tmp_path: Path, authorit
 
 
 def test_a_certificate_that_expires_in_use_is_told_in_the_log(tmp_path: Path, authority: trustme.CA) -> None:
-    paths = write_identity(tmp_path / "verifier", authority, Role.VERIFIER.dns_name)
+    paths = write_identity(tmp_path / "verifier", authority, dns_name(Role.VERIFIER))
     files = CertificateFiles(paths)
     object.__setattr__(files.current(), "expires_at", datetime.datetime(2021, 1, 1, tzinfo=datetime.UTC))
     with structlog.testing.capture_logs() as lines:
@@ -138,11 +139,11 @@ def test_a_certificate_that_expires_in_use_is_told_in_the_log(tmp_path: Path, au
 
 
 def test_a_role_does_not_start_with_the_certificate_of_another(tmp_path: Path, authority: trustme.CA) -> None:
-    paths = write_identity(tmp_path / "drafter", authority, Role.DRAFTER.dns_name)
+    paths = write_identity(tmp_path / "drafter", authority, dns_name(Role.DRAFTER))
     with pytest.raises(UnusableFileError, match=r"verifier\.specdec"):
         role_certificates(paths, Role.VERIFIER)
 
 
 def test_a_private_key_is_in_no_repr(tmp_path: Path, authority: trustme.CA) -> None:
-    paths = write_identity(tmp_path / "verifier", authority, Role.VERIFIER.dns_name)
+    paths = write_identity(tmp_path / "verifier", authority, dns_name(Role.VERIFIER))
     assert paths.private_key.read_text().splitlines()[1] not in repr(read_certificate(paths))

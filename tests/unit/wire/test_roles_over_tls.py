@@ -10,11 +10,12 @@ import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from specdec.errors import PeerUnavailableError, PermissionDeniedError, SpecdecError, UnauthenticatedError
+from specdec.messages.cluster import Role
 from specdec.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 from specdec.wire.certificates import CertificateFiles
 from specdec.wire.channel import open_channel
 from specdec.wire.interceptors import error_from_rpc
-from specdec.wire.role_identity import ALLOWED_CALLERS, Role
+from specdec.wire.role_identity import ALLOWED_CALLERS, dns_name
 from tests.unit.wire.tls_files import DEADLINE_S, LONG_AGO, connected, serving, write_identity
 
 Call = Callable[[grpc.aio.Channel], Coroutine[Any, Any, Any]]
@@ -85,7 +86,7 @@ class Identities:
         return CertificateFiles(write_identity(self._folder / names[0], self._authority, *names))
 
     def of_role(self, role: Role) -> CertificateFiles:
-        return self.of(role.dns_name)
+        return self.of(dns_name(role))
 
 
 @pytest.fixture
@@ -138,7 +139,7 @@ async def test_a_role_is_let_in_where_the_table_says_so_and_nowhere_else(
         else:
             error = await told(CALLS[method](channel))
             assert type(error) is PermissionDeniedError
-            assert error.metadata == {"method": method, "role": caller.value}
+            assert error.metadata == {"method": method, "role": caller.value.lower()}
 
 
 async def test_a_refused_request_is_not_even_parsed(identities: Identities) -> None:
@@ -191,7 +192,7 @@ async def test_a_caller_takes_no_other_role_for_the_verifier(identities: Identit
 
 
 async def test_strangers_do_not_get_past_the_handshake(tmp_path: Path, identities: Identities) -> None:
-    stranger = write_identity(tmp_path / "stranger", trustme.CA(), Role.ORCHESTRATOR.dns_name)
+    stranger = write_identity(tmp_path / "stranger", trustme.CA(), dns_name(Role.ORCHESTRATOR))
     async with serving(Role.VERIFIER, identities.of_role(Role.VERIFIER)) as endpoint:
         # Signed by somebody else, though it trusts our authority:
         stranger_ca = identities.of_role(Role.ORCHESTRATOR).current().authorities_pem
@@ -201,7 +202,7 @@ async def test_strangers_do_not_get_past_the_handshake(tmp_path: Path, identitie
             assert type(await told(check_health(channel))) is PeerUnavailableError
         # Without a certificate:
         credentials = grpc.ssl_channel_credentials(stranger_ca)
-        async with open_channel(endpoint, credentials=credentials, server_name=Role.VERIFIER.dns_name) as channel:
+        async with open_channel(endpoint, credentials=credentials, server_name=dns_name(Role.VERIFIER)) as channel:
             assert type(await told(check_health(channel))) is PeerUnavailableError
         # In plaintext:
         async with open_channel(endpoint) as channel:
@@ -209,7 +210,7 @@ async def test_strangers_do_not_get_past_the_handshake(tmp_path: Path, identitie
 
 
 async def test_a_server_of_another_authority_is_not_taken(tmp_path: Path, identities: Identities) -> None:
-    other = CertificateFiles(write_identity(tmp_path / "other", trustme.CA(), Role.VERIFIER.dns_name))
+    other = CertificateFiles(write_identity(tmp_path / "other", trustme.CA(), dns_name(Role.VERIFIER)))
     async with (
         serving(Role.VERIFIER, other) as endpoint,
         connected(endpoint, Role.VERIFIER, identities.of_role(Role.ORCHESTRATOR)) as channel,
@@ -222,13 +223,13 @@ async def test_a_server_of_another_authority_is_not_taken(tmp_path: Path, identi
 async def test_a_caller_whose_certificate_has_expired_does_not_get_past_the_handshake(
     tmp_path: Path, authority: trustme.CA, identities: Identities
 ) -> None:
-    expired = authority.issue_cert(Role.ORCHESTRATOR.dns_name, **LONG_AGO)
+    expired = authority.issue_cert(dns_name(Role.ORCHESTRATOR), **LONG_AGO)
     credentials = grpc.ssl_channel_credentials(
         authority.cert_pem.bytes(), expired.private_key_pem.bytes(), expired.cert_chain_pems[0].bytes()
     )
     async with (
         serving(Role.VERIFIER, identities.of_role(Role.VERIFIER)) as endpoint,
-        open_channel(endpoint, credentials=credentials, server_name=Role.VERIFIER.dns_name) as channel,
+        open_channel(endpoint, credentials=credentials, server_name=dns_name(Role.VERIFIER)) as channel,
     ):
         assert type(await told(check_health(channel))) is PeerUnavailableError
 

@@ -8,10 +8,10 @@ import pytest
 
 from specdec.config import WireSettings, parse_endpoint
 from specdec.errors import MessageTooLargeError
+from specdec.messages.cluster import Role
 from specdec.v1 import verifier_pb2, verifier_pb2_grpc
 from specdec.wire.channel import open_channel
 from specdec.wire.interceptors import Context, error_from_rpc
-from specdec.wire.role_identity import Role
 from specdec.wire.server import GrpcServer
 from tests.unit.wire.tls_files import DEADLINE_S, Verifier, serving
 

@@ -10,11 +10,12 @@ import grpc.aio
 import trustme
 
 from specdec.config import CertificatePaths, WireSettings
+from specdec.messages.cluster import Role
 from specdec.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 from specdec.wire.certificates import CertificateFiles
 from specdec.wire.channel import RoleChannel
 from specdec.wire.interceptors import Context
-from specdec.wire.role_identity import Role, RoleGate
+from specdec.wire.role_identity import RoleGate
 from specdec.wire.server import GrpcServer
 
 DEADLINE_S = 10.0
