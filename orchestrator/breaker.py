@@ -27,6 +27,8 @@ NUM_FAILURES_TO_OPEN = 3
 """One lost stream is told of once by each of its sessions, and one failure happens to the best."""
 MIN_REST_S = 0.25
 MAX_REST_S = 15.0
+_MAX_TRIPS = 16
+"""Counted; rests have been as long as they may be since far fewer."""
 PROBE_TIMEOUT_S = 60.0
 """A probe of which nothing was heard for so long is given up: whoever made it may be gone."""
 
@@ -113,5 +115,5 @@ def apply(breaker: Breaker, outcome: Outcome, now: float, *, rest_s: float = 0.0
             if state is CircuitState.CLOSED and num_failures < NUM_FAILURES_TO_OPEN:
                 return dataclasses.replace(breaker, num_failures=num_failures)
             rest_s = min(MIN_REST_S * 2**breaker.num_trips, MAX_REST_S)
-            return Breaker(num_failures, min(breaker.num_trips + 1, 16), now + rest_s)
+            return Breaker(num_failures, min(breaker.num_trips + 1, _MAX_TRIPS), now + rest_s)
     return breaker

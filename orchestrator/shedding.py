@@ -7,10 +7,10 @@ for one tells that better.
 from collections.abc import Sequence
 
 from orchestrator.endpoints import EndpointView
+from orchestrator.retry_after import bounded_retry_after_s
 from specdec.errors import OverloadedError
 from specdec.messages import Load
 
-MIN_RETRY_S, MAX_RETRY_S = 0.1, 60.0
 RESERVED_SHARE = 8
 """One in so many places of a queue is left to sessions that ran before and are to go on."""
 
@@ -33,11 +33,11 @@ def require_room(
     with_room = [load for load in loads if _num_too_many(load, num_sessions, resumes=resumes) <= 0]
     if not with_room:
         wait_s = min(_until_shorter(load, _num_too_many(load, num_sessions, resumes=resumes)) for load in loads)
-        raise OverloadedError("the queue of every verifier is full", retry_after_s=_bounded(wait_s))
+        raise OverloadedError("the queue of every verifier is full", retry_after_s=bounded_retry_after_s(wait_s))
     wait_s = min(load.queue_wait_s for load in with_room)
     if remaining_s is not None and 0 < remaining_s < wait_s:
         told = f"a session would wait for {wait_s:.1f} s and its deadline is in {remaining_s:.1f} s"
-        raise OverloadedError(told, retry_after_s=_bounded(wait_s - remaining_s))
+        raise OverloadedError(told, retry_after_s=bounded_retry_after_s(wait_s - remaining_s))
 
 
 def _num_too_many(load: Load, num_sessions: int, *, resumes: bool) -> int:
@@ -53,7 +53,3 @@ def _num_too_many(load: Load, num_sessions: int, *, resumes: bool) -> int:
 def _until_shorter(load: Load, num_sessions: int) -> float:
     """Until so many have left the queue."""
     return num_sessions * load.queue_wait_s / load.num_waiting_sessions
-
-
-def _bounded(wait_s: float) -> float:
-    return min(MAX_RETRY_S, max(MIN_RETRY_S, wait_s))

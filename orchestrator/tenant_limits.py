@@ -7,17 +7,19 @@ nobody can be forgotten those who come new share one place.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 
+from orchestrator.retry_after import bounded_retry_after_s
 from specdec.errors import RateLimitedError, TooManyStreamsError
 
 MAX_TENANTS = 4096
 _FIRST_GUESS_S = 1.0
 """How long a stream lasts, before one has ended."""
 _LAST_STREAM_SHARE = 0.2
+_SWEEP_INTERVAL_S = 1.0
 _ROUNDING_S = 1e-6
 """Who comes when told is not sent away once more because sums of floats differ."""
-MIN_RETRY_S, MAX_RETRY_S = 0.1, 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +65,8 @@ class StreamPace:
         self._mean_stream_s += _LAST_STREAM_SHARE * (lasted_s - self._mean_stream_s)
 
     def until_ended(self, num_streams: int, num_running: int) -> float:
-        wait_s = self._mean_stream_s * num_streams / max(1, num_running)
-        return min(MAX_RETRY_S, max(MIN_RETRY_S, wait_s))
+        """Seconds, a guess, until so many of those that run have ended."""
+        return bounded_retry_after_s(self._mean_stream_s * num_streams / max(1, num_running))
 
 
 class TenantUse:
@@ -147,7 +149,7 @@ class TenantTable:
         self._max_tenants = max_tenants
         self._uses: dict[str, TenantUse] = {}
         self._newcomers = TenantUse(lambda: limits_of(""))
-        self._swept_at_s = -1.0
+        self._swept_at_s = -math.inf
 
     def __len__(self) -> int:
         return len(self._uses)
@@ -164,8 +166,8 @@ class TenantTable:
         return use
 
     def _forget_who_rests(self, now_s: float) -> None:
-        """At most once a second: a flood of names is not to cost a look at all tenants for each."""
-        if now_s - self._swept_at_s < 1.0 and self._swept_at_s >= 0:
+        """A flood of names is not to cost a look at all tenants for each."""
+        if now_s - self._swept_at_s < _SWEEP_INTERVAL_S:
             return
         self._swept_at_s = now_s
         for tenant in [name for name, use in self._uses.items() if use.is_at_rest(now_s)]:
