@@ -20,7 +20,8 @@ from specdec.telemetry import DrafterMetrics
 from specdec.v1 import common_pb2
 from specdec.v1 import verifier_pb2 as pb
 from tests.system.hand_drafter import DEADLINE_S, HandSession
-from tests.system.toy_verifier import ToyVerifier, proxy_before, toy_verifier
+from tests.system.lost_links import proxy_before
+from tests.system.toy_verifier import ToyVerifier, toy_verifier
 from tests.unit.verifier_service.harness import greedy_token_ids
 
 PROMPT = (5, 6, 7)

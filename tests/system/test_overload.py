@@ -112,13 +112,14 @@ async def test_what_is_refused_is_neither_claimed_nor_opened() -> None:
 
 
 async def test_tokens_of_prompt_and_output_are_charged_and_a_debt_is_waited_for() -> None:
-    async with served(tenant_tokens_per_s=10.0, tenant_token_burst=10) as one:
+    async with served(tenant_tokens_per_s=0.1, tenant_token_burst=10) as one:
         await one.client.generate(SPEC)  # 5 tokens of prompt, 24 of output
         told = await refusal(one.client.generate(SPEC))
         assert isinstance(told, errors.RateLimitedError)
         assert told.metadata["limit"] == "tokens"
         assert told.retry_after_s is not None
-        assert 1.5 < told.retry_after_s <= 2.0  # 29 of 10 are spent, and one has to be there
+        # 29 of 10 are spent, and one has to be there: 20 tokens, less what came in since, however slow the machine is.
+        assert 100.0 < told.retry_after_s <= 200.0
 
 
 async def test_a_tenant_has_so_many_streams_and_room_again_when_one_ends() -> None:

@@ -2,7 +2,6 @@
 alone cannot tell an owner that it forgot; the verifier is the second fence."""
 
 import asyncio
-import contextlib
 import dataclasses
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,11 +13,13 @@ import pytest_asyncio
 from orchestrator.record import RecordState
 from orchestrator.session_store import AcquireStatus, Lease, SessionStore, StoreSettings, WriteStatus
 from specdec import errors
+from specdec.bench.faults.proxy import FaultProxy
 from specdec.ids import Epoch, SessionId
-from specdec.messages import Delta, Started
+from specdec.messages import Delta
 from specdec.v1 import generation_pb2
 from tests.system.fakes import expected_output, served_verifier, tokenise
 from tests.system.fencing_verifier import FencingVerifier
+from tests.system.lost_links import proxy_before
 from tests.system.orchestrator_harness import (
     PROMPT,
     Client,
@@ -34,7 +35,7 @@ from tests.system.orchestrator_harness import (
 )
 from tests.system.store_fixtures import PROMPT as TOKENS
 from tests.system.store_fixtures import make_checkpoint, make_round, new_nonce, opened
-from tests.system.store_servers import StoreServer, running
+from tests.system.store_servers import HOST, StoreServer, running
 
 pytestmark = pytest.mark.system
 
@@ -126,75 +127,34 @@ async def test_of_two_owners_of_one_epoch_the_store_takes_the_one_that_it_knows(
     assert await store.commit(second, make_round(2, TOKENS, [9])) is WriteStatus.FENCED
 
 
-class Relay:
-    """A way to the store that can be cut."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-        self._whole = True
-        self._writers: set[asyncio.StreamWriter] = set()
-        self._server: asyncio.Server | None = None
-
-    async def start(self) -> str:
-        self._server = await asyncio.start_server(self._relay, "127.0.0.1", 0)
-        return f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/0"
-
-    def cut(self) -> None:
-        self._whole = False
-        for writer in self._writers:
-            writer.close()
-
-    def mend(self) -> None:
-        self._whole = True
-
-    def close(self) -> None:
-        self.cut()
-        if self._server is not None:
-            self._server.close()
-
-    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if not self._whole:
-            writer.close()
-            return
-        try:
-            behind_reader, behind_writer = await asyncio.open_connection("127.0.0.1", self._port)
-        except OSError:
-            writer.close()
-            return
-        self._writers |= {writer, behind_writer}
-        await asyncio.gather(self._pump(reader, behind_writer), self._pump(behind_reader, writer))
-        self._writers -= {writer, behind_writer}
-
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            while data := await reader.read(65_536):
-                writer.write(data)
-                await writer.drain()
-        writer.close()
-
-
 @dataclasses.dataclass
 class TwoReplicas:
     """`first` reaches the store by a way that can be cut."""
 
     first: Client
     second: Client
-    relay: Relay
+    link: FaultProxy
     verifier: FencingVerifier
 
 
 @pytest_asyncio.fixture
 async def replicas(server: StoreServer) -> AsyncIterator[TwoReplicas]:
-    verifier, relay = FencingVerifier(round_s=SLOW_S), Relay(server.port)
+    verifier = FencingVerifier(round_s=SLOW_S)
     async with (
         served_verifier(verifier) as target,
-        orchestrator([target], redis=await relay.start(), lease_s=LEASE_S) as first,
+        proxy_before(f"{HOST}:{server.port}") as link,
+        orchestrator([target], redis=f"redis://{link.endpoint}/0", lease_s=LEASE_S) as first,
         orchestrator([target], redis=server.url, lease_s=LEASE_S) as second,
     ):
         await routed(first)
         await routed(second)
-        yield TwoReplicas(first, second, relay, verifier)
-    relay.close()
+        yield TwoReplicas(first, second, link, verifier)
+
+
+def part(link: FaultProxy) -> None:
+    """What is connected breaks, and nobody connects until `server` is set again."""
+    link.server = ""
+    link.reset(None)
 
 
 Loss = Callable[[StoreServer, Path, Path], Awaitable[None]]
@@ -216,7 +176,7 @@ async def test_a_store_that_forgot_a_takeover_repeats_no_token_changes_none_and_
     stale = replicas.first.call(long_spec(NUM_TOKENS), "s")
     received = (await read_until_tokens(stale, 6)).token_ids
     before = copied(server, tmp_path / "before")  # the first replica's record, its lease running
-    replicas.relay.cut()  # it streams on, and its lease runs out
+    part(replicas.link)  # it streams on, and its lease runs out
     whole = list(received)
     resumed = replicas.second.generation.Resume(resume_request("s", received), timeout=15.0)
     lost = False
@@ -227,7 +187,7 @@ async def test_a_store_that_forgot_a_takeover_repeats_no_token_changes_none_and_
             if not lost:
                 lost = True
                 await lose(server, before, empty)
-                replicas.relay.mend()
+                replicas.link.server = f"{HOST}:{server.port}"
     assert whole == WHOLE
     assert isinstance(await error_of(drained(stale)), errors.FencedError)
     record = await record_in(store, "s", RecordState.FINISHED)
@@ -244,10 +204,10 @@ async def test_of_two_replicas_that_were_given_the_same_epoch_one_serves_the_ses
     empty = copied(server, tmp_path / "empty")
     first = replicas.first.call(long_spec(NUM_TOKENS), "s")
     await read_until_tokens(first, 4)
-    replicas.relay.cut()
+    part(replicas.link)
     await server.restart_with(empty)
     answer = await replicas.second.generate(long_spec(NUM_TOKENS), "s")  # its first epoch is 1 again
-    replicas.relay.mend()
+    replicas.link.server = f"{HOST}:{server.port}"
     assert isinstance(await error_of(drained(first)), errors.FencedError)
     assert answer.token_ids == WHOLE
     assert [session.request.epoch for session in replicas.verifier.sessions] == [1, 2]
@@ -265,26 +225,24 @@ async def test_strict_never_streams_a_token_that_the_record_lacks_however_the_st
     ):
         await routed(client)
         received: list[int] = []
+        streams = asyncio.Event()
 
         async def read() -> None:
             async for frame in frames(client.call(long_spec(), "s")):
-                if isinstance(frame, Started):
-                    began.set()
                 if isinstance(frame, Delta):
                     received.extend(frame.token_ids)
+                if len(received) >= 20:
+                    streams.set()
 
-        began = asyncio.Event()
         reading = asyncio.create_task(error_of(read()))
-        await asyncio.wait_for(began.wait(), 10.0)
-        await asyncio.sleep(0.1)  # in the middle of a commit, or between two: never mind
-        server.kill()
+        await asyncio.wait_for(streams.wait(), 10.0)
+        server.kill()  # in the middle of a commit, or between two: never mind
         assert isinstance(await asyncio.wait_for(reading, 20.0), errors.StoreUnavailableError)
         await server.start()
         record = await store.read(S)
         assert record is not None
         assert record.token_ids is not None
         recorded = record.token_ids[record.prompt_length :]
-        assert len(received) > 0
         assert recorded[: len(received)] == tuple(received)
 
 
