@@ -99,6 +99,7 @@ class Drafter:
         self._require_serving()
         verifier = self._verifier(request.verifier_endpoint)
         key = (request.session_id, request.attachment_id)
+        await self._leave_earlier_epochs(request)
         self._require_room(verifier, key)
         verifier.num_joining += 1
         try:
@@ -213,14 +214,26 @@ class Drafter:
         key = (session_id, attachment_id)
         verifiers = [verifier for verifier in self._verifiers.values() if key in verifier.entries]
         for verifier in verifiers:
-            entry = verifier.entries[key]
-            if entry.task is not None:
-                await _end([entry.task])
-            elif not entry.answered.done():
-                entry.answered.set_exception(UnknownSessionError("left while joining"))
-            else:
-                verifier.leave(key)
+            await self._leave(verifier, key)
         return bool(verifiers)
+
+    async def _leave_earlier_epochs(self, request: AttachSession) -> None:
+        """What this drafter does for the session's earlier verifiers and owners is of no use once a later one asks."""
+        for verifier in tuple(self._verifiers.values()):
+            for key, entry in tuple(verifier.entries.items()):
+                if entry.request.session_id == request.session_id and entry.request.epoch < request.epoch:
+                    await self._leave(verifier, key)
+
+    async def _leave(self, verifier: VerifierLink, key: AttachmentKey) -> None:
+        entry = verifier.entries.get(key)
+        if entry is None:
+            return
+        if entry.task is not None:
+            await _end([entry.task])
+        elif not entry.answered.done():
+            entry.answered.set_exception(UnknownSessionError("left while joining"))
+        else:
+            verifier.leave(key)
 
     async def close(self) -> None:
         """Leaves every session and ends every stream."""

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import structlog
 
@@ -53,13 +53,16 @@ class DrafterKeeper:
         facts: AttachFacts,
         known_token_ids: Callable[[], Sequence[int]],
         num_own_sessions: Callable[[], Mapping[str, int]],
+        attachment_ids: Iterator[int],
     ) -> None:
+        """`attachment_ids` increase, over the session's earlier verifiers too: a call that comes late is no later
+        attachment's."""
         self._cluster = cluster
         self._routing = routing
         self._num_own_sessions = num_own_sessions
         self._facts = facts
         self._known_token_ids = known_token_ids
-        self._last_id = AttachmentId(0)
+        self._attachment_ids = attachment_ids
         self._attempts: list[AttachAttempt] = []
         """One or two that are under way, or the one that is attached."""
         self._leaving: set[asyncio.Task[None]] = set()
@@ -166,8 +169,8 @@ class DrafterKeeper:
             self._report(attempt, outcome)
 
     def _try(self, drafter: EndpointView) -> AttachAttempt:
-        self._last_id = AttachmentId(self._last_id + 1)
-        attempt = AttachAttempt(self._cluster, self._facts, drafter, self._last_id, self._known_token_ids())
+        attachment_id = AttachmentId(next(self._attachment_ids))
+        attempt = AttachAttempt(self._cluster, self._facts, drafter, attachment_id, self._known_token_ids())
         self._attempts.append(attempt)
         self._report(attempt, Outcome.TRIED)
         return attempt

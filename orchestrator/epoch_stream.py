@@ -7,7 +7,7 @@ keeper of its drafter. What comes after a verifier that is lost is not known her
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import structlog
 
@@ -41,8 +41,9 @@ class EpochStream:
         context: RunnerContext,
         *,
         arrived_at: float,
+        attachment_ids: Iterator[int],
     ) -> None:
-        """`arrived_at`: when the request came, by the monotonic clock."""
+        """`arrived_at`: when the request came, by the monotonic clock. `attachment_ids`: those not given out yet."""
         self._claim = claim
         self._opening = opening
         self._progress = progress
@@ -50,7 +51,7 @@ class EpochStream:
         self._outbox = outbox
         self._context = context
         self._arrived_at = arrived_at
-        self._keeper = self._drafter_keeper()
+        self._keeper = self._drafter_keeper(attachment_ids)
         self._is_draining = False
         self._began = time.monotonic()
 
@@ -173,7 +174,7 @@ class EpochStream:
         self._outbox.put(delta)
         self._context.metrics.generation_tokens.inc(len(delta.token_ids))
 
-    def _drafter_keeper(self) -> DrafterKeeper | None:
+    def _drafter_keeper(self, attachment_ids: Iterator[int]) -> DrafterKeeper | None:
         speculation = self._claim.spec.speculation
         if speculation.disabled or speculation.max_draft_tokens == 0:
             return None
@@ -183,6 +184,7 @@ class EpochStream:
             self._attach_facts(),
             self._progress.known_token_ids,
             self._context.num_own_attachments,
+            attachment_ids,
         )
 
     def _attach_facts(self) -> AttachFacts:

@@ -7,6 +7,7 @@ Knows when a session goes on at another verifier and when it ends. Decides no to
 import asyncio
 import contextlib
 import functools
+import itertools
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
@@ -79,6 +80,7 @@ class SessionRunner:
         self._stream: EpochStream | None = None
         self._writer: RecordWriter | None = None
         self._last_verifier = ""
+        self._attachment_ids = itertools.count(1)
         self._began = time.monotonic()
         self.opened_at_unix_s = time.time()
         self.ended = asyncio.Event()
@@ -244,7 +246,14 @@ class SessionRunner:
         self._last_verifier = opening.verifier.endpoint
         self._writer = RecordWriter(self._context.store, self._ownership.lease, self._checkpoint)
         return EpochStream(
-            self._claim, opening, self._progress, self._writer, self._outbox, self._context, arrived_at=self._began
+            self._claim,
+            opening,
+            self._progress,
+            self._writer,
+            self._outbox,
+            self._context,
+            arrived_at=self._began,
+            attachment_ids=self._attachment_ids,
         )
 
     def _may_move(self) -> bool:

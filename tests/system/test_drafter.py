@@ -1,6 +1,7 @@
 """A drafter as a process, against a verifier that the test plays over real gRPC."""
 
 import asyncio
+import dataclasses
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -12,6 +13,7 @@ import pytest_asyncio
 
 from specdec.cli.role_process import RoleCommand, RoleProcess
 from specdec.errors import AttachRefusedError, InvalidParameterError, OverloadedError, PeerUnavailableError
+from specdec.ids import Epoch
 from specdec.messages import AttachRefusal, AttachSession
 from specdec.v1 import drafter_pb2
 from specdec.v1.drafter_pb2_grpc import DrafterServiceStub
@@ -127,6 +129,30 @@ async def test_a_detach_reaches_the_verifier_and_frees_the_place(
     assert (await drafter.stub.DetachSession(detach, timeout=DEADLINE_S)).found
     await asyncio.wait_for(session.detached.wait(), DEADLINE_S)
     assert not (await drafter.stub.DetachSession(detach, timeout=DEADLINE_S)).found
+
+
+async def test_an_attachment_of_a_later_epoch_takes_the_place_of_an_earlier_one_at_any_verifier(
+    drafter: DrafterUnderTest, verifier: tuple[VerifySide, str]
+) -> None:
+    side, endpoint = verifier
+    old = side.sessions["session"] = VerifiedSession(TARGET, len(PROMPT), draft_budget=0)
+    other_side = VerifySide()
+    other_server, other_endpoint = await other_side.start()
+    other_side.sessions["session"] = VerifiedSession(TARGET, len(PROMPT), draft_budget=0)
+    try:
+        first = attach_session(PROMPT, endpoint)
+        await drafter.attach(first)
+        moved = dataclasses.replace(attach_session(PROMPT, other_endpoint), epoch=Epoch(2))
+        await drafter.attach(moved)
+        await asyncio.wait_for(old.detached.wait(), DEADLINE_S)
+        # Another owner counts its attachments anew, and comes back to the first verifier.
+        again = side.sessions["session"] = VerifiedSession(TARGET, len(PROMPT))
+        await drafter.attach(dataclasses.replace(first, epoch=Epoch(3)))
+        await asyncio.wait_for(other_side.sessions["session"].detached.wait(), DEADLINE_S)
+        await asyncio.wait_for(again.finished.wait(), DEADLINE_S)
+    finally:
+        other_side.break_streams()
+        await other_server.stop(0.0)
 
 
 async def test_a_broken_stream_drops_its_attachments_and_the_session_can_be_joined_again(

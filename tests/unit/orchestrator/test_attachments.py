@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import AsyncIterator, Mapping
 from typing import cast
@@ -13,11 +14,12 @@ from orchestrator.attachments import DrafterKeeper
 from orchestrator.breaker import Outcome, outcome_of
 from orchestrator.circuits import Circuits
 from orchestrator.cluster import Cluster
-from orchestrator.endpoints import EndpointView, Role
+from orchestrator.endpoints import EndpointView
 from orchestrator.routing import Routing
 from specdec.errors import AttachRefusedError, PeerUnavailableError, SpecdecError
 from specdec.ids import AttachmentId, Epoch, SessionId
 from specdec.messages import AttachmentChange, AttachmentState, AttachSession, DetachReason, ServerStatus
+from specdec.messages.cluster import Role
 from specdec.params import AcceptanceRule, GenerationSpec
 
 VERIFIER = "v:1"
@@ -98,7 +100,9 @@ class QuickHedge(Routing):
 
 @contextlib.asynccontextmanager
 async def kept(cluster: ScriptedCluster, routing: Routing | None = None) -> AsyncIterator[DrafterKeeper]:
-    keeper = DrafterKeeper(cast("Cluster", cluster), routing or Routing(), FACTS, lambda: (1,), dict)
+    keeper = DrafterKeeper(
+        cast("Cluster", cluster), routing or Routing(), FACTS, lambda: (1,), dict, itertools.count(1)
+    )
     running = asyncio.create_task(keeper.run())
     try:
         yield keeper
