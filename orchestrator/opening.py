@@ -18,6 +18,7 @@ from orchestrator.claim import Claim
 from orchestrator.endpoints import EndpointView
 from orchestrator.ownership import Ownership
 from orchestrator.progress import Progress
+from orchestrator.resuming import require_agreement
 from orchestrator.router import choose_verifier
 from orchestrator.runner_context import RunnerContext
 from specdec.errors import (
@@ -79,6 +80,7 @@ class Opener:
             SessionExistsError: a new session's id is in use.
             NoVerifierError, OverloadedError, UnknownModelError: no verifier takes the session.
             NumericsUnavailableError: only one of other numerics would, and the request wants none.
+            ResumeMismatchError: the prompt that the client brought, or what it received, is not the session's.
             FencedError: somebody else keeps the session, or claims it too.
             StoreUnavailableError: strict, and the store does not answer.
             SpecdecError: what the verifier refused the request with.
@@ -135,6 +137,7 @@ class Opener:
         was_lost = self._progress.was_opened
         num_fenced = 0
         last_error: SpecdecError | None = None
+        fault: SpecdecError | None = None
         while num_fenced < _NUM_FENCED_CLAIMS:
             change = self._context.cluster.next_change()
             now = time.monotonic()
@@ -142,6 +145,8 @@ class Opener:
             try:
                 verifier = self._choose(claim, self._resting(rests, now), preferred, others_too=now >= others_at)
             except (NoVerifierError, UnknownModelError) as error:
+                if fault is not None and not self._progress.was_opened:
+                    raise fault from error
                 if not was_lost or now >= give_up_at:
                     raise self._given_up(claim, error, last_error) from last_error
                 wakes = (give_up_at, others_at, *rests.values(), *self._circuit_ends(now))
@@ -167,7 +172,14 @@ class Opener:
             except BaseException as error:  # the request's own fault, or its client is gone, or its deadline passed
                 own = isinstance(error, DeadlineError)
                 self._context.cluster.report(verifier, Outcome.ABANDONED if own else error)
-                raise
+                if type(error) is not SpecdecError or fault is not None:
+                    raise
+                # A fault of the verifier's own, or of a request that hurts them all: one other is asked, no more.
+                _log.warning("verifier_failed_at_open", session_id=claim.session_id, verifier=verifier.endpoint)
+                fault = error
+                rests[verifier.endpoint, verifier.incarnation] = math.inf
+                await self._ownership.next_epoch()  # it may have rows of this one
+                continue
             self._context.cluster.report(verifier, Outcome.ANSWERED)
             if isinstance(first, Opened):
                 return OpenedSession(verifier, first, events)
@@ -257,6 +269,8 @@ class Opener:
                 self._context.cluster.suspect(verifier)
                 raise
             if isinstance(first, Opened):
+                if claim.unread_prompt_of is not None:  # what does not agree ends the verifier's stream here
+                    require_agreement(claim.unread_prompt_of, first.prompt_token_ids, claim.committed_token_ids)
                 stack.pop_all()
                 return first, events
             if isinstance(first, Fenced):

@@ -47,7 +47,12 @@ class Progress:
 
     def __init__(self, claim: Claim) -> None:
         self._claim = claim
-        self._prefix = TokenPrefix(claim.committed_token_ids)
+        unread = claim.unread_prompt_of
+        prompt_length = claim.prompt_length if unread is None else unread.prompt_length
+        received_token_ids = claim.committed_token_ids[claim.prompt_length :]
+        self._prefix = TokenPrefix(claim.committed_token_ids if unread is None else ())
+        self._behind_prompt = () if unread is None else received_token_ids
+        """Output that waits for its prompt to be read."""
         self._untold: tuple[int, ...] = ()
         """Behind the prefix: decided by an earlier epoch, and without a text yet. A client that had them and was cut
         off before their text came would never get it."""
@@ -63,8 +68,8 @@ class Progress:
             claim.session_id,
             Epoch(0),
             claim.owner_nonce,
-            prompt_length=claim.prompt_length,
-            committed_length=len(claim.committed_token_ids),
+            prompt_length=prompt_length,
+            committed_length=prompt_length + len(received_token_ids),
         )
 
     @property
@@ -111,6 +116,7 @@ class Progress:
             recorded_token_ids=self._untold,
             recorded_epoch=self._opened.kept_epoch if self._untold else Epoch(0),
             placement=None,
+            unread_prompt_of=None,
         )
 
     def known_token_ids(self) -> tuple[int, ...]:
@@ -143,7 +149,7 @@ class Progress:
             self.num_failovers += 1
         self._opened = opened
         if len(self._prefix) == 0:
-            self._prefix.extend(prompt)
+            self._prefix.extend((*prompt, *self._behind_prompt))
         self._untold = tuple(opened.kept_token_ids)
         return frames
 

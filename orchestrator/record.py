@@ -17,6 +17,8 @@ Fields of the record:
     lease_expires_ms        by the store's own clock; 0 once released
     request                 the normalised GenerationSpec as JSON: seed, rule and max_new_tokens as they are in force;
                             its prompt is left out, and empty when read back, since it stands in the tokens
+    prompt_digest           SHA-256 over the prompt's tokens, keyed where the record is sealed: tells whether a Resume
+                            brings the session's prompt where no tokens are stored
     model, numerics_fingerprint
     tenant                  whom the session is for; Resume has to name the same one
     sample_index            which of its request's samples the session is
@@ -116,6 +118,8 @@ class SessionRecord:
     tenant: str
     sample_index: int
     abandoned: bool = False
+    prompt_digest: bytes = b""
+    """Empty in records of servers that did not write it."""
     borders: tuple[tuple[int, bytes], ...] = ()
     """Where rounds ended, ascending, each with the start of the kept digest of everything before it."""
     kept_digest: Callable[[bytes], bytes] = dataclasses.field(default=lambda digest: digest, compare=False, repr=False)
@@ -135,6 +139,12 @@ class SessionRecord:
             return True
         end, digest = within[-1]
         return self.kept_digest(digest_tokens(token_ids[:end]))[: len(digest)] == digest
+
+    def has_prompt(self, prompt_token_ids: Sequence[int]) -> bool:
+        """Whether these are the session's prompt, as far as the record can tell."""
+        if len(prompt_token_ids) != self.prompt_length:
+            return False
+        return self.prompt_digest in (b"", self.kept_digest(digest_tokens(prompt_token_ids)))
 
 
 class RecordCodec(Protocol):
@@ -215,6 +225,7 @@ def checkpoint_fields(checkpoint: Checkpoint, codec: RecordCodec) -> dict[str, s
         "verifier": checkpoint.verifier,
         "drafter": checkpoint.drafter,
         "prompt_length": str(checkpoint.prompt_length),
+        "prompt_digest": codec.kept_digest(digest_tokens(checkpoint.token_ids[: checkpoint.prompt_length])),
         "verifier_cached_length": str(checkpoint.verifier_cached_length),
         "drafter_cached_length": str(checkpoint.drafter_cached_length),
     }
@@ -275,6 +286,7 @@ def _decode_record(
         tenant=text("tenant"),
         sample_index=number("sample_index"),
         abandoned=b"abandoned_ms" in fields,
+        prompt_digest=fields.get(b"prompt_digest", b""),
         borders=tuple(_BORDER.iter_unpack(rounds[: len(rounds) // _BORDER.size * _BORDER.size])),
         kept_digest=codec.kept_digest,
     )

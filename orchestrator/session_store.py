@@ -233,17 +233,20 @@ class SessionStore:
         status, _, _ = await self._run("cancel", session_id, arguments, request_id)
         return WriteStatus(status.decode()) is WriteStatus.OK
 
-    async def read(self, session_id: SessionId) -> SessionRecord | None:
-        """The record as it is now, None where there is none.
+    async def read(self, session_id: SessionId, tenant: str | None = None) -> SessionRecord | None:
+        """The record as it is now, None where there is none, or none of this tenant; None: of any.
+
+        Another tenant's is not opened: without the key that would be told, and with it that there is such a session.
 
         Raises:
             RecordUnreadableError: it was written over, or sealed with a key that is not here.
         """
-        fields, tokens, rounds = await self._run("read", session_id, [], None)
-        if not fields:
+        pairs, tokens, rounds = await self._run("read", session_id, [], None)
+        fields = dict(zip(pairs[::2], pairs[1::2], strict=True))
+        if not fields or (tenant is not None and fields.get(b"tenant", b"") != tenant.encode()):
             return None
         return decode_record(
-            dict(zip(fields[::2], fields[1::2], strict=True)),
+            fields,
             tokens,
             rounds,
             lambda sealed_by: self._seal.reading(session_id, sealed_by),

@@ -20,14 +20,14 @@ from orchestrator.claim import Claim
 from orchestrator.endpoint_figures import EndpointFigures
 from orchestrator.metered import MeteredSink
 from orchestrator.outbox import FrameSink, Outbox
-from orchestrator.record import RecordState, SessionRecord
+from orchestrator.record import RecordState
+from orchestrator.resuming import prompt_to_resume, require_agreement, require_possible
 from orchestrator.runner_context import RunnerContext
 from orchestrator.samples import Placement, SampleStream
 from orchestrator.session_runner import SessionRunner, StopReason
 from specdec.errors import (
     DrainingError,
     FencedError,
-    NotOfferedError,
     OverloadedError,
     ResumeMismatchError,
     SessionExistsError,
@@ -138,8 +138,9 @@ class Sessions:
 
         Raises:
             UnknownSessionError: no record, none that was opened, or one of another tenant.
-            ResumeMismatchError: the tokens are not the session's.
-            NotOfferedError: the record keeps no tokens and the request does not bring the prompt as token ids.
+            ResumeMismatchError: the tokens, or the request, are not the session's.
+            NotOfferedError: the record keeps no tokens, and the original request did not come along.
+            EmptyPromptError, InvalidParameterError: that request could never have begun a session.
             StoreUnavailableError: the record cannot be read.
             DrainingError, OverloadedError, RateLimitedError, TooManyStreamsError: not here, or not now; what runs goes
                 on, and the session can be resumed as before.
@@ -171,24 +172,26 @@ class Sessions:
     async def _claim_recorded(
         self, name: SessionId, received: tuple[int, ...], spec: GenerationSpec | None, tenant: str
     ) -> Claim:
-        record = await self._context.store.read(name)
+        record = await self._context.store.read(name, tenant)
         if record is None or record.request is None or record.state not in (RecordState.OPEN, RecordState.FINISHED):
             raise UnknownSessionError("no such session")
-        if record.tenant != tenant:
-            raise UnknownSessionError("no such session")
-        prompt = _prompt_of(record, spec)
-        _check_received(record, prompt, received)
+        prompt = prompt_to_resume(record, spec)
+        require_possible(record, received)
+        token_ids = prompt_token_ids(prompt)
+        if token_ids is not None:
+            require_agreement(record, token_ids, received)
         return Claim(
             name,
             secrets.token_bytes(_NONCE_BYTES),
             dataclasses.replace(record.request, prompt=prompt, num_prompt_logprobs=None),
-            committed_token_ids=prompt + received,
-            prompt_length=len(prompt),
+            committed_token_ids=(*(token_ids or ()), *received),
+            prompt_length=len(token_ids or ()),
             tenant=tenant,
             sample_index=record.sample_index,
             numerics_fingerprint=record.numerics_fingerprint,
-            recorded_token_ids=(record.token_ids or ())[len(prompt) + len(received) :],
+            recorded_token_ids=(record.token_ids or ())[record.prompt_length + len(received) :],
             recorded_epoch=record.epoch,
+            unread_prompt_of=record if token_ids is None else None,
         )
 
     async def cancel(self, session_id: str, tenant: str | None) -> bool:
@@ -335,22 +338,3 @@ def _with_seed(spec: GenerationSpec) -> GenerationSpec:
     if spec.sampling.seed is not None:
         return spec
     return dataclasses.replace(spec, sampling=dataclasses.replace(spec.sampling, seed=secrets.randbits(_SEED_BITS)))
-
-
-def _prompt_of(record: SessionRecord, spec: GenerationSpec | None) -> tuple[int, ...]:
-    if record.token_ids is not None:
-        return record.token_ids[: record.prompt_length]
-    given = prompt_token_ids(spec.prompt) if spec is not None and len(spec.prompt) > 0 else None
-    if given is None:
-        raise NotOfferedError("the record keeps no tokens: bring the request with its prompt as token ids")
-    if len(given) != record.prompt_length:
-        raise ResumeMismatchError("the prompt is not the session's")
-    return tuple(given)
-
-
-def _check_received(record: SessionRecord, prompt: tuple[int, ...], received: tuple[int, ...]) -> None:
-    """A client may be behind the record, or ahead of one that lagged; what both have is equal."""
-    limit = record.request.stop.max_new_tokens if record.request is not None else None
-    is_too_long = limit is not None and len(received) > limit
-    if is_too_long or any(token_id < 0 for token_id in received) or not record.agrees_with(prompt + received):
-        raise ResumeMismatchError("the received tokens are not the session's")

@@ -178,8 +178,9 @@ class Engine:
         before = self._open.get(command.session_id)
         if before is not None and before.epoch == command.epoch:
             raise SessionExistsError("this owner has the session open already")
-        committed = command.committed_token_ids or prompt_token_ids
-        if not command.committed_token_ids:
+        committed = command.committed_token_ids
+        if command.prompt_length == 0:  # what is committed is output alone
+            committed = (*prompt_token_ids, *committed)
             command = dataclasses.replace(command, prompt_length=len(prompt_token_ids))
         max_new_tokens = check_request(command, committed, self._target, self._limits.default_max_new_tokens)
         self._num_arrivals += 1

@@ -127,8 +127,8 @@ class VerifierServicer(VerifierServiceServicer):
 
 
 async def _tokenise(target: "Target", command: OpenSession) -> list[int]:
-    """The prompt's token ids; none where the command brings committed tokens, which begin with them."""
-    if command.committed_token_ids:
+    """The prompt's token ids; none where the command's committed tokens begin with them."""
+    if command.prompt_length > 0:
         return []
     target.tokenizer.require_short_enough(command.spec.prompt, target.info.context_limit)
     return await asyncio.to_thread(target.tokenizer.encode_prompt, command.spec.prompt)

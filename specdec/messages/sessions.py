@@ -20,6 +20,7 @@ class OpenSession:
     spec: GenerationSpec
     committed_token_ids: Sequence[int] = ()
     prompt_length: int = 0
+    """Of `committed_token_ids`. 0: they are output alone, and the prompt is the spec's."""
     tenant: str = ""
     sample_index: int = 0
     recorded_token_ids: Sequence[int] = ()

@@ -92,7 +92,10 @@ class ResumeRequest(_message.Message):
 
     @_builtins.property
     def spec(self) -> _common_pb2.GenerationSpec:
-        """The original request, where the server keeps no tokens."""
+        """The original request, where the server keeps no tokens; not read elsewhere. Its prompt may have any form. Parameters
+        in force are those that the session began with: a request that says otherwise is refused with RESUME_MISMATCH, and
+        what it leaves open (seed, rule, model, most tokens) is as it was decided then.
+        """
 
     def __init__(
         self,

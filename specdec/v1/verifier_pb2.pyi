@@ -325,7 +325,10 @@ class OpenSessionRequest(_message.Message):
     owner_nonce: _builtins.bytes
     """The owner's own random bytes, 16 to 64. An equal epoch with another nonce is answered Fenced."""
     prompt_length: _builtins.int
-    """How many of committed_token_ids are prompt. Required where they are not empty."""
+    """How many of committed_token_ids are prompt; its tokens are then the session's, whatever spec has for a prompt. 0:
+    committed_token_ids is output alone and the prompt is that of spec, which the verifier tokenises; Opened tells its
+    tokens, and the owner closes the stream where they are not the session's.
+    """
     tenant: _builtins.str
     """Whom the session is for: service is shared fairly between tenants, and cached prompts are shared within one alone."""
     sample_index: _builtins.int
@@ -338,7 +341,7 @@ class OpenSessionRequest(_message.Message):
 
     @_builtins.property
     def committed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Prompt and output tokens that are committed already. Empty for a new session."""
+        """Prompt and output tokens that are committed already. Empty for a new session, and for one whose owner knows neither."""
 
     @_builtins.property
     def recorded_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:

@@ -159,7 +159,7 @@ class FakeVerifier(VerifierServiceServicer):
     async def _events(self, session: FakeSession) -> AsyncIterator[SessionEvent]:
         command = session.request
         prompt = command.committed_token_ids[: command.prompt_length] or tokenise(command.spec.prompt)
-        committed = list(command.committed_token_ids or prompt)
+        committed = [*(() if command.prompt_length else prompt), *command.committed_token_ids]
         end = len(prompt) + (command.spec.stop.max_new_tokens or DEFAULT_MAX_NEW_TOKENS)
         rule = command.spec.sampling.rule
         text = self._output_text(command, committed[len(prompt) :])

@@ -13,13 +13,14 @@ from orchestrator.embedded_store import EmbeddedStore
 from orchestrator.record import RecordState
 from orchestrator.session_store import SessionStore, StoreSettings
 from specdec import errors
-from specdec.messages import Draining, OpenSession, PromptLogprobs
+from specdec.messages import Draining, Load, OpenSession, PromptLogprobs
 from specdec.model.text import OutputText
 from specdec.model.tokenizer import TextTokenizer
 from specdec.params import StopCriteria
-from specdec.v1 import admin_pb2
+from specdec.v1 import admin_pb2, verifier_pb2
 from tests.system.fakes import (
     VOCABULARY_SIZE,
+    Context,
     FakeDrafter,
     FakeSession,
     FakeVerifier,
@@ -344,6 +345,47 @@ async def test_a_drafter_is_attached_anew_at_the_next_verifier(redis: EmbeddedSt
         after = await drafter.attachment(1)
         assert (before.epoch, after.epoch) == (1, 2)
         assert after.verifier_endpoint == some.endpoints[1 - first]
+        assert after.attachment_id > before.attachment_id  # a late call of the first epoch is none of the second's
+
+
+# --- Faults at open ---------------------------------------------------------------------------------------------------
+
+
+class FaultyVerifier(FakeVerifier):
+    """Fails at every open, and counts how often it was asked."""
+
+    num_asked = 0
+
+    async def OpenSession(
+        self, request: verifier_pb2.OpenSessionRequest, context: Context
+    ) -> AsyncIterator[verifier_pb2.OpenSessionResponse]:
+        self.num_asked += 1
+        raise errors.SpecdecError("no memory")
+        yield
+
+
+async def test_a_verifier_that_fails_at_open_is_passed_over_and_the_client_sees_nothing(redis: EmbeddedStore) -> None:
+    faulty, healthy = FaultyVerifier(), FakeVerifier()
+    healthy.load = Load(num_active_sessions=50, num_waiting_sessions=5, queue_wait_s=5.0)
+    async with fleet(faulty, healthy) as some, orchestrator(some.endpoints, redis=redis.url) as client:
+        await routed(client, 3)
+        assert (await client.generate(SPEC)).token_ids == OUTPUT
+        assert faulty.num_asked == 1
+        assert [session.request.epoch for session in healthy.sessions] == [2]
+
+
+async def test_a_request_on_which_a_second_verifier_fails_too_ends_with_that_error(redis: EmbeddedStore) -> None:
+    verifiers = [FaultyVerifier() for _ in range(3)]
+    async with fleet(*verifiers) as some, orchestrator(some.endpoints, redis=redis.url) as client:
+        await routed(client, 4)
+        error = await error_of(client.generate(SPEC))
+        assert (type(error), error.message) == (errors.SpecdecError, "no memory")
+        assert sorted(verifier.num_asked for verifier in verifiers) == [0, 1, 1]
+    alone = FaultyVerifier()
+    async with fleet(alone) as some, orchestrator(some.endpoints, redis=redis.url) as client:
+        await routed(client, 2)
+        error = await error_of(client.generate(SPEC))
+        assert (type(error), error.message, alone.num_asked) == (errors.SpecdecError, "no memory", 1)
 
 
 # --- Draining ---------------------------------------------------------------------------------------------------------

@@ -70,6 +70,28 @@ async def until_closed(verifier: ToyVerifier) -> None:
             await asyncio.sleep(0.002)
 
 
+@pytest.mark.parametrize("num_received", [1, 4, 10])
+async def test_an_owner_that_knows_the_output_alone_has_its_prompt_read_and_goes_on(
+    verifier: ToyVerifier, num_received: int
+) -> None:
+    old = Owner(verifier.stub, 1)
+    await old.until("commit", num_tokens=10)
+    old.call.cancel()
+    await until_closed(verifier)
+    spec = common_pb2.GenerationSpec(
+        text="efg",  # PROMPT
+        sampling=common_pb2.SamplingParameters(temperature=0.0),
+        stop=common_pb2.StopCriteria(max_new_tokens=NUM_TOKENS),
+    )
+    new = Owner(verifier.stub, 2, spec=spec, committed_token_ids=OUTPUT[:num_received])
+    finished = (await new.until("finished")).finished
+    kept = list(new.opened.kept_token_ids)
+    assert tuple(new.opened.prompt_token_ids) == PROMPT
+    assert len(kept) >= 10 - num_received
+    assert [*OUTPUT[:num_received], *kept, *new.token_ids] == OUTPUT
+    assert (finished.usage.num_prompt_tokens, finished.usage.num_output_tokens) == (len(PROMPT), NUM_TOKENS)
+
+
 async def test_the_next_owner_finds_what_was_decided_after_the_last_token_that_it_knows(verifier: ToyVerifier) -> None:
     old = Owner(verifier.stub, 1)
     await old.until("commit", num_tokens=10)

@@ -18,7 +18,7 @@ from orchestrator.embedded_store import EmbeddedStore
 from orchestrator.reaper import Reaper
 from orchestrator.record import encode_tokens
 from orchestrator.session_store import AcquireStatus, Lease, ReapStatus, SessionStore, StoreSettings, WriteStatus
-from specdec.errors import RecordUnreadableError, ResumeMismatchError, StoreUnavailableError
+from specdec.errors import RecordUnreadableError, ResumeMismatchError, StoreUnavailableError, UnknownSessionError
 from specdec.ids import SessionId, digest_tokens
 from tests.system.fakes import FakeVerifier, expected_output, served_verifier, tokenise
 from tests.system.orchestrator_harness import (
@@ -217,6 +217,9 @@ async def test_a_session_that_was_sealed_is_resumed_where_the_key_is_and_refused
         await routed(without)
         received = await left_early(sealing, "s")
         assert isinstance(await error_of(without.resume("s", received)), RecordUnreadableError)
+        others, nobodys = [await error_of(without.resume(name, [], tenant="another")) for name in ("s", "none")]
+        assert isinstance(others, UnknownSessionError)
+        assert (type(others), others.message, others.metadata) == (type(nobodys), nobodys.message, nobodys.metadata)
         assert (await without.generate(long_spec(4), "t")).token_ids == expected_output(tokenise("hello"), 4)
         assert (await sealing.resume("s", received)).token_ids == expected_output(tokenise("hello"), 40)
 

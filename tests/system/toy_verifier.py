@@ -32,11 +32,13 @@ T = TypeVar("T")
 
 
 class ToyTokenizer(LetterTokenizer):
-    """Takes prompts of token ids alone."""
+    """Takes prompts of token ids, and texts of letters: "a" is 1."""
 
     def require_short_enough(self, prompt: Prompt, context_limit: int) -> None: ...
 
     def encode_prompt(self, prompt: Prompt) -> Sequence[int]:
+        if isinstance(prompt, str):
+            return [ord(letter) - ord("a") + 1 for letter in prompt]
         return prompt_token_ids(prompt) or ()
 
 

@@ -74,7 +74,7 @@ def open_session_from_pb(message: pb.OpenSessionRequest) -> OpenSession:
     if message.recorded_token_ids and not 1 <= message.recorded_epoch <= message.epoch:
         raise MalformedRequestError("recorded_epoch: not the epoch of an earlier owner", field="recorded_epoch")
     num_committed = len(message.committed_token_ids)
-    if not min(1, num_committed) <= message.prompt_length <= num_committed:
+    if not 0 <= message.prompt_length <= num_committed:
         raise MalformedRequestError("prompt_length: not within committed_token_ids", field="prompt_length")
     return OpenSession(
         session_id=session_id_from_pb(message.session_id),

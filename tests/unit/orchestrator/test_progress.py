@@ -1,11 +1,14 @@
 """What a session has come to over several verifiers, and what its client and its record get of that."""
 
 import dataclasses
+import types
+from typing import cast
 
 import pytest
 
 from orchestrator.claim import Claim
 from orchestrator.progress import Progress
+from orchestrator.record import SessionRecord
 from specdec.ids import Epoch, Round, SessionId, digest_tokens
 from specdec.messages import (
     Commit,
@@ -146,3 +149,31 @@ def test_a_resumed_session_whose_output_others_decided_says_so() -> None:
     progress.begin(OPENED)
     assert progress.cancelled().numerics_changed
     assert progress.cancelled().num_failovers == 0
+
+
+def _unread() -> Claim:
+    """Of a session whose client brings its prompt as text and has received (8, 9); the record has 3 + 4 tokens."""
+    record = cast("SessionRecord", types.SimpleNamespace(prompt_length=len(PROMPT)))
+    return dataclasses.replace(CLAIM, committed_token_ids=(8, 9), unread_prompt_of=record)
+
+
+def test_output_waits_for_its_prompt_to_be_read_and_then_everything_counts_from_there() -> None:
+    progress = Progress(_unread())
+    progress.enter_epoch(Epoch(4))
+    assert (progress.session.prompt_length, progress.session.committed_length) == (3, 5)
+    assert progress.claim_now() == _unread()
+    progress.begin(KEPT)
+    assert (progress.session.committed_length, progress.known_token_ids()) == (7, (*PROMPT, 8, 9))
+    committed, delta = progress.commit(_commit(1, 7, 4), "")
+    assert (delta.position, delta.token_ids) == (5, (1, 2, 4))
+    assert committed.prefix_digest == digest_tokens((*PROMPT, 8, 9, 1, 2, 4))
+    claim = _lost(progress).claim_now()
+    assert (claim.spec.prompt, claim.prompt_length) == (PROMPT, 3)
+    assert claim.committed_token_ids == (*PROMPT, 8, 9, 1, 2, 4)
+    assert claim.unread_prompt_of is None
+
+
+def test_a_session_that_is_resumed_is_never_a_new_one() -> None:
+    assert CLAIM.must_be_new
+    assert not _unread().must_be_new
+    assert not dataclasses.replace(_unread(), committed_token_ids=()).must_be_new

@@ -302,6 +302,7 @@ class Bench:
         num_prompt_logprobs: int | None = None,
         recorded: Sequence[int] = (),
         recorded_epoch: int = 0,
+        knows_prompt: bool = True,
     ) -> Session:
         spec = GenerationSpec(
             tuple(prompt),
@@ -319,7 +320,7 @@ class Bench:
             nonce,
             spec,
             committed,
-            len(prompt) if committed else 0,
+            len(prompt) if committed and knows_prompt else 0,
             tenant,
             sample_index,
             recorded,

@@ -1,8 +1,11 @@
 """A session that changes its owner: what the next one goes on from."""
 
+import dataclasses
+
 import pytest
 
-from specdec.messages import Commit, Fenced
+from specdec.errors import TokenOutOfVocabularyError
+from specdec.messages import Commit, Fenced, PromptLogprobs
 from specdec.params import SamplingParams, StopCriteria
 from tests.unit.verifier_service.harness import END_TOKEN_ID, Bench, Drafter, Session, greedy_token_ids
 
@@ -41,6 +44,53 @@ def test_the_next_owner_goes_on_from_what_the_broken_stream_had_decided(sampling
     assert new.finished.usage.num_output_tokens == len(undisturbed.token_ids)
     assert new.of(Commit)[0].base_position == len(PROMPT) + 5
     assert new.of(Commit)[0].round == 1
+
+
+@pytest.mark.parametrize("sampling", RULES)
+@pytest.mark.parametrize("num_received", [1, 4, 5])
+def test_an_owner_that_knows_the_output_alone_goes_on_as_one_that_knows_the_prompt_s_tokens(sampling, num_received):
+    told = []
+    for knows_prompt in (True, False):
+        bench = Bench()
+        received = abandoned(bench, sampling=sampling).token_ids[:num_received]
+        committed = (*PROMPT, *received) if knows_prompt else tuple(received)
+        new = bench.open(PROMPT, epoch=2, committed=committed, sampling=sampling, knows_prompt=knows_prompt)
+        bench.run(new)
+        opened = dataclasses.replace(new.opened, attach_secret=b"")
+        told.append((opened, new.of(Commit)[0].base_position, new.token_ids, new.text, new.finished.usage))
+    assert told[0] == told[1]
+    assert told[1][0].prompt_token_ids == PROMPT
+    assert len(told[1][0].kept_token_ids) == 5 - num_received
+
+
+def test_output_alone_has_its_penalties_its_recorded_tokens_and_its_ends():
+    sampling = SamplingParams(temperature=0.0, presence_penalty=1.5)
+    undisturbed = Bench()
+    whole = undisturbed.open(PROMPT, sampling=sampling)
+    undisturbed.run(whole)
+    bench = Bench()
+    new = bench.open(
+        PROMPT,
+        epoch=2,
+        committed=whole.token_ids[:4],
+        sampling=sampling,
+        recorded=whole.token_ids[4:6],
+        recorded_epoch=1,
+        num_prompt_logprobs=0,
+        knows_prompt=False,
+    )
+    assert kept_of(new) == whole.token_ids[4:6]
+    bench.run(new)
+    assert [*whole.token_ids[:6], *new.token_ids] == whole.token_ids
+    assert new.of(PromptLogprobs) == []
+    ended = bench.open(PROMPT, epoch=3, committed=whole.token_ids, sampling=sampling, knows_prompt=False)
+    assert (ended.token_ids, ended.finished.usage.num_output_tokens) == ([], len(whole.token_ids))
+
+
+@pytest.mark.parametrize("bad", [-1, 10**6])
+def test_output_alone_is_checked_like_a_prompt(bad):
+    refused = Bench().open(PROMPT, epoch=2, committed=(OUTPUT[0], bad), knows_prompt=False)
+    assert [type(event) for event in refused.events] == [TokenOutOfVocabularyError]
 
 
 def test_text_of_kept_tokens_comes_with_the_next_commit():

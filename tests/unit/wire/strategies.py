@@ -66,7 +66,8 @@ def _with_recorded_epoch(instance: Any) -> Any:
 
 def _with_prompt_length(instance: Any, tokens: str) -> Any:
     num_tokens = len(getattr(instance, tokens))
-    return dataclasses.replace(instance, prompt_length=max(min(1, num_tokens), min(instance.prompt_length, num_tokens)))
+    least = min(1, num_tokens) if tokens == "known_token_ids" else 0
+    return dataclasses.replace(instance, prompt_length=max(least, min(instance.prompt_length, num_tokens)))
 
 
 def _values(hint: Any, name: str) -> st.SearchStrategy[Any]:
