@@ -8,49 +8,15 @@ import contextlib
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Protocol
 
-from specdec.errors import (
-    DrainingError,
-    FencedError,
-    LoadingError,
-    NoVerifierError,
-    NumericsUnavailableError,
-    OverloadedError,
-    PeerUnavailableError,
-    SpecdecError,
-    StoreUnavailableError,
-    VerifierLostError,
-)
+from specdec.errors import SpecdecError
 from specdec.ids import SessionId
 from specdec.messages import Delta, Finished, GenerationEvent, Started
 from specdec.params import GenerationSpec
+from specdec.replicas import ELSEWHERE, RESUMABLE, Replica
 
-_ELSEWHERE = (PeerUnavailableError, DrainingError)
-"""Before Started: this orchestrator is not there, another may be."""
-_RESUMABLE = (
-    *_ELSEWHERE,
-    FencedError,
-    LoadingError,
-    NoVerifierError,
-    NumericsUnavailableError,
-    OverloadedError,
-    StoreUnavailableError,
-    VerifierLostError,
-)
-"""Once it has begun. FENCED: the lease of an orchestrator that died runs a little longer."""
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.1, 2.0
 _QUEUE_LIMIT = 64
-
-
-class Orchestrator(Protocol):
-    """One replica, as GenerationClient knows it."""
-
-    def generate(self, spec: GenerationSpec, session_id: str = "") -> AsyncGenerator[GenerationEvent, None]: ...
-
-    def resume(
-        self, session_id: SessionId, received_token_ids: Sequence[int], spec: GenerationSpec
-    ) -> AsyncGenerator[GenerationEvent, None]: ...
 
 
 class ResumingClient:
@@ -62,7 +28,7 @@ class ResumingClient:
 
     def __init__(
         self,
-        replicas: Sequence[Orchestrator],
+        replicas: Sequence[Replica],
         *,
         give_up_s: float = 60.0,
         on_break: Callable[[SpecdecError], None] = lambda error: None,
@@ -82,8 +48,8 @@ class ResumingClient:
                         received.note(event)
                         yield event
                 return
-            except _RESUMABLE as error:
-                if not received.sessions and (number == len(self._replicas) or not isinstance(error, _ELSEWHERE)):
+            except RESUMABLE as error:
+                if not received.sessions and (number == len(self._replicas) or not isinstance(error, ELSEWHERE)):
                     raise
                 self._on_break(error)
             if received.sessions:
@@ -135,7 +101,7 @@ class ResumingClient:
                             received.note(event)
                             yield event
                 return
-            except _RESUMABLE as error:
+            except RESUMABLE as error:
                 if len(token_ids) > num_before:
                     last_token_s, pause_s = time.monotonic(), _FIRST_PAUSE_S
                 if time.monotonic() - last_token_s > self._give_up_s:

@@ -6,7 +6,8 @@ import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 
 from specdec.bench.faults.requests import CampaignRequest
-from specdec.bench.faults.stream import Orchestrator, Output, Patience, receive
+from specdec.bench.faults.stream import Output, Patience, receive
+from specdec.replicas import Replica
 
 
 class StreamingSessions:
@@ -15,7 +16,7 @@ class StreamingSessions:
     def __init__(
         self,
         requests: Sequence[CampaignRequest],
-        orchestrators: Mapping[str, Orchestrator],
+        orchestrators: Mapping[str, Replica],
         num_sessions: int,
         patience: Patience,
     ) -> None:

@@ -7,41 +7,22 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import AsyncGenerator, Callable, Mapping
 
-from specdec.errors import SpecdecError
+from specdec.errors import DeadlineError, SpecdecError
 from specdec.ids import SessionId
 from specdec.messages import Delta, Finished, GenerationEvent, Started
 from specdec.params import GenerationSpec
+from specdec.replicas import RESUMABLE, Replica
 
-RESUMABLE_REASONS = frozenset(
-    {
-        "VERIFIER_LOST",
-        "DRAINING",
-        "PEER_UNAVAILABLE",
-        "FENCED",
-        "STORE_UNAVAILABLE",
-        "NO_VERIFIER",
-        "OVERLOADED",
-        "LOADING",
-        "DEADLINE_EXCEEDED",
-    }
-)
-"""After these a client comes again; all else is its own fault or a broken promise."""
+RESUMABLE_REASONS = frozenset(error.reason for error in (*RESUMABLE, DeadlineError))
+"""After these a client comes again; all else is its own fault or a broken promise. A deadline within the system is
+none of its own."""
+SILENT = "SILENT"
+"""Why a stream broke on which nothing came any more."""
 _UNKNOWN = "UNKNOWN_SESSION"
 _PAUSE_S = (0.1, 0.2, 0.5, 1.0)
 """Before each try after one that brought no token; the last for all that follow."""
-
-
-class Orchestrator(Protocol):
-    """One replica, as its clients know it."""
-
-    def generate(self, spec: GenerationSpec, session_id: str = "") -> AsyncGenerator[GenerationEvent, None]: ...
-
-    def resume(
-        self, session_id: SessionId, received_token_ids: Sequence[int], spec: GenerationSpec
-    ) -> AsyncGenerator[GenerationEvent, None]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +74,7 @@ class Output:
 async def receive(
     output: Output,
     spec: GenerationSpec,
-    orchestrators: Mapping[str, Orchestrator],
+    orchestrators: Mapping[str, Replica],
     patience: Patience,
     new_session_id: Callable[[], str],
 ) -> None:
@@ -129,9 +110,6 @@ async def receive(
         num_tries += 1
         if began:  # to ask anew, whoever said that it knows no such session is as good as any
             output.orchestrator = names[(names.index(output.orchestrator) + 1) % len(names)]
-
-
-SILENT = "SILENT"
 
 
 async def _read(output: Output, events: AsyncGenerator[GenerationEvent, None], silence_s: float) -> Break | None:

@@ -1,0 +1,44 @@
+"""Orchestrators that share one session store, as a client knows them: what it asks any of them, and after which errors
+it comes again with what it has received. Knows no connection and no pause."""
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Protocol
+
+from specdec.errors import (
+    DrainingError,
+    FencedError,
+    LoadingError,
+    NoVerifierError,
+    NumericsUnavailableError,
+    OverloadedError,
+    PeerUnavailableError,
+    StoreUnavailableError,
+    VerifierLostError,
+)
+from specdec.ids import SessionId
+from specdec.messages import GenerationEvent
+from specdec.params import GenerationSpec
+
+ELSEWHERE = (PeerUnavailableError, DrainingError)
+"""This replica is not there, another may be: also before a session has begun."""
+RESUMABLE = (
+    *ELSEWHERE,
+    FencedError,
+    LoadingError,
+    NoVerifierError,
+    NumericsUnavailableError,
+    OverloadedError,
+    StoreUnavailableError,
+    VerifierLostError,
+)
+"""Once a session has begun. FENCED: the lease of an orchestrator that died runs a little longer."""
+
+
+class Replica(Protocol):
+    """One of them."""
+
+    def generate(self, spec: GenerationSpec, session_id: str = "") -> AsyncGenerator[GenerationEvent, None]: ...
+
+    def resume(
+        self, session_id: SessionId, received_token_ids: Sequence[int], spec: GenerationSpec
+    ) -> AsyncGenerator[GenerationEvent, None]: ...
