@@ -135,9 +135,9 @@ def test_another_prompt_is_refused_where_no_end_of_a_round_lies_within_what_the_
 def test_records_of_servers_that_wrote_no_digest_of_the_prompt_are_resumed() -> None:
     old = _record(prompt_digest=b"")
     require_agreement(old, PROMPT, OUTPUT)
-    for prompt in ((5, 6), (5, 6, 8)):
+    for prompt, received in (((5, 6), (7, *OUTPUT)), ((5, 6, 7, 1), OUTPUT[1:]), ((5, 6, 8), OUTPUT)):
         with pytest.raises(ResumeMismatchError):
-            require_agreement(old, prompt, OUTPUT)
+            require_agreement(old, prompt, received)
 
 
 def test_more_tokens_than_the_session_may_have_and_no_tokens_at_all_are_refused_unread() -> None:
