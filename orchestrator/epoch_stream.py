@@ -20,7 +20,7 @@ from orchestrator.outbox import FrameSink
 from orchestrator.progress import Progress
 from orchestrator.record_writer import RecordWriter
 from orchestrator.runner_context import RunnerContext
-from orchestrator.side_tasks import cancel_and_wait
+from orchestrator.side_tasks import begin_beside, cancel_and_wait
 from specdec.errors import DrainingError, FencedError, PeerUnavailableError, SpecdecError, VerifierLostError
 from specdec.messages import AttachmentChange, Commit, Draining, Fenced, PromptLogprobs, SessionFinished
 from specdec.session import UnexpectedEventError
@@ -115,12 +115,14 @@ class EpochStream:
             if not writing.cancelled() and writing.exception() is not None:
                 on_fenced()
 
+        session_id = self._claim.session_id
         async with contextlib.AsyncExitStack() as stack:
-            writing = asyncio.create_task(self._writer.run())
+            writing = begin_beside(self._writer.run(), f"write record {session_id}")
             writing.add_done_callback(on_writer_done)
             stack.push_async_callback(cancel_and_wait, writing)
             if self._keeper is not None:
-                stack.push_async_callback(cancel_and_wait, asyncio.create_task(self._keeper.run()))
+                keeping = begin_beside(self._keeper.run(), f"keep drafter {session_id}")
+                stack.push_async_callback(cancel_and_wait, keeping)
             yield
 
     async def _relay(self, may_move: Callable[[], bool]) -> None:
