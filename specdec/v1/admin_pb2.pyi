@@ -146,7 +146,7 @@ class EndpointStatus(_message.Message):
     circuit: Global___CircuitState.ValueType
     """Whether this orchestrator sends sessions there in spite of what failed."""
     last_error: _builtins.str
-    """The last fault of a call or a look at it, as ErrorInfo.reason: message. Empty: none yet."""
+    """The reason of the last fault of a call or a look at it since it came up, as in ErrorInfo.reason. Empty: none."""
     @_builtins.property
     def status(self) -> _common_pb2.ServerStatus:
         """What it says of itself. Absent where it did not answer."""
