@@ -6,7 +6,6 @@ nothing of verifiers. Relaxed, it goes on without a store: a verifier that knows
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Callable
 
 import structlog
@@ -18,9 +17,6 @@ from specdec.errors import FencedError, SessionExistsError, StoreUnavailableErro
 from specdec.ids import Epoch
 from specdec.messages import Fenced
 
-_HELD_POLL_S = 0.25
-_LEASE_MARGIN_S = 1.0
-"""Past one whole lease: its owner renews, so it is not a dead one's."""
 _RENEWALS_PER_LEASE = 3
 
 _log = structlog.get_logger(__name__)
@@ -60,7 +56,7 @@ class Ownership:
 
         Raises:
             SessionExistsError: a new session's id is in use.
-            FencedError: another owner has the session. A claim waits for a lease to run out first.
+            FencedError: another owner has taken the session since.
             StoreUnavailableError: strict, and the store does not answer.
         """
         # Ours tells a second claim from the first one that comes late. The record's was read: what it decided is older.
@@ -89,23 +85,13 @@ class Ownership:
 
     async def _acquire(self, floor: int) -> None:
         claim = self._claim
-        give_up_at = time.monotonic() + self._store.settings.lease_s + _LEASE_MARGIN_S
-        while True:
-            async with self._lock:
-                reply = await self._store.acquire(
-                    claim.session_id, claim.owner_nonce, epoch_floor=floor, must_be_new=claim.must_be_new
-                )
-                if reply.status is AcquireStatus.ACQUIRED:
-                    return self._progress.enter_epoch(reply.epoch)
-            if claim.must_be_new:
+        async with self._lock:
+            reply = await self._store.acquire(
+                claim.session_id, claim.owner_nonce, epoch_floor=floor, must_be_new=claim.must_be_new
+            )
+            if reply.status is AcquireStatus.EXISTS:
                 raise SessionExistsError("the session id is in use")
-            if time.monotonic() >= give_up_at:
-                raise FencedError(
-                    "another orchestrator serves the session",
-                    retry_after_s=max(reply.lease_remaining_s, _HELD_POLL_S),
-                    session_id=claim.session_id,
-                )
-            await asyncio.sleep(min(reply.lease_remaining_s, _HELD_POLL_S))
+            self._progress.enter_epoch(reply.epoch)
 
     async def _bump(self) -> None:
         async with self._lock:

@@ -29,7 +29,6 @@ _DRAINED_TTL_S = 7 * 86_400.0
 
 class AcquireStatus(Enum):
     ACQUIRED = "ACQUIRED"
-    HELD = "HELD"  # another owner's lease runs
     EXISTS = "EXISTS"  # it was to be new, and is not
 
 
@@ -64,7 +63,6 @@ class AcquireReply:
 
     status: AcquireStatus
     epoch: Epoch
-    lease_remaining_s: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,8 +120,12 @@ class SessionStore:
         must_be_new: bool = False,
         request_id: str | None = None,
     ) -> AcquireReply:
-        """Claims a session whose lease is free, expired or this nonce's own. epoch = max(record's, epoch_floor) + 1."""
-        status, epoch, remaining_ms = await self._run(
+        """Claims a session, from another owner too: epoch = max(record's, epoch_floor) + 1.
+
+        One that must be new is claimed where its id is free: no record, or a claim that was never opened and whose
+        lease has run out. A claim of the record's own owner that comes late changes no epoch; see lua/acquire.lua.
+        """
+        status, epoch = await self._run(
             "acquire",
             session_id,
             [
@@ -135,7 +137,7 @@ class SessionStore:
             ],
             request_id,
         )
-        reply = AcquireReply(AcquireStatus(status.decode()), Epoch(int(epoch)), int(remaining_ms) / 1000)
+        reply = AcquireReply(AcquireStatus(status.decode()), Epoch(int(epoch)))
         if reply.status is AcquireStatus.ACQUIRED:
             self.lease_index.note(session_id, self.settings.lease_s)
         return reply
@@ -146,7 +148,7 @@ class SessionStore:
         Fences what still runs under the old one and renews the lease. OK, FENCED or LOST. After LOST a `restore` under
         a higher epoch does the same.
         """
-        status, epoch, _ = await self._run(
+        status, epoch = await self._run(
             "bump",
             lease.session_id,
             [
@@ -203,7 +205,7 @@ class SessionStore:
                 codec.seal_tokens(committed.base_position, committed.token_ids) if stored else b"",
                 codec.kept_digest(committed.prefix_digest),
             )
-        status, _, _ = await self._client.evaluate("commit", record_keys(lease.session_id), arguments)
+        status, _ = await self._client.evaluate("commit", record_keys(lease.session_id), arguments)
         return WriteStatus(status.decode())
 
     async def restore(self, checkpoint: Checkpoint, *, request_id: str | None = None) -> WriteStatus:
@@ -230,7 +232,7 @@ class SessionStore:
         """Deletes a session and fences its owner. False where there was none, or none of this tenant; None: of any."""
         whose = ["0", ""] if tenant is None else ["1", tenant]
         arguments = [_milliseconds(self.settings.session_ttl_s), *whose]
-        status, _, _ = await self._run("cancel", session_id, arguments, request_id)
+        status, _ = await self._run("cancel", session_id, arguments, request_id)
         return WriteStatus(status.decode()) is WriteStatus.OK
 
     async def read(self, session_id: SessionId, tenant: str | None = None) -> SessionRecord | None:
@@ -255,7 +257,7 @@ class SessionStore:
     async def reap(self, session_id: SessionId) -> ReapReply:
         """Frees or marks a session that nobody owns, by the store's own clock; see lua/reap.lua."""
         arguments = [_milliseconds(self.settings.abandoned_ttl_s)]
-        status, _, remaining_ms = await self._run("reap", session_id, arguments, None)
+        status, remaining_ms = await self._run("reap", session_id, arguments, None)
         return ReapReply(ReapStatus(status.decode()), int(remaining_ms) / 1000)
 
     async def set_drained(self, endpoint: str, *, drained: bool) -> None:
@@ -287,7 +289,7 @@ class SessionStore:
         self, script: str, lease: Lease, arguments: Sequence[Argument], request_id: str | None
     ) -> WriteStatus:
         owner = [str(lease.epoch), lease.owner_nonce.hex()]
-        status, _, _ = await self._run(script, lease.session_id, [*owner, *arguments], request_id)
+        status, _ = await self._run(script, lease.session_id, [*owner, *arguments], request_id)
         return WriteStatus(status.decode())
 
     async def _run(

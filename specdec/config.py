@@ -225,7 +225,7 @@ class OrchestratorSettings(RoleSettings):
     store_tokens: bool = True
     """Prompts and outputs are in the record. False: positions and digests alone, and Resume needs the prompt again."""
     lease_s: float = Field(default=10.0, ge=1, le=600)
-    """An owner that does not renew for this long may be taken over."""
+    """A session whose owner does not renew for this long is abandoned. A client's Resume need not wait for that."""
     max_sessions: int = Field(default=256, ge=1, le=65536)
     """Sessions served at one time; more are answered OVERLOADED."""
     resume_reserve: int = Field(default=64, ge=0, le=65536)

@@ -6,7 +6,6 @@ from typing import Protocol
 
 from specdec.errors import (
     DrainingError,
-    FencedError,
     LoadingError,
     NoVerifierError,
     NumericsUnavailableError,
@@ -23,7 +22,6 @@ ELSEWHERE = (PeerUnavailableError, DrainingError)
 """This replica is not there, another may be: also before a session has begun."""
 RESUMABLE = (
     *ELSEWHERE,
-    FencedError,
     LoadingError,
     NoVerifierError,
     NumericsUnavailableError,
@@ -31,7 +29,7 @@ RESUMABLE = (
     StoreUnavailableError,
     VerifierLostError,
 )
-"""Once a session has begun. FENCED: the lease of an orchestrator that died runs a little longer."""
+"""Once a session has begun. Not after FENCED: somebody else has resumed it, and would be fenced in turn."""
 
 
 class Replica(Protocol):

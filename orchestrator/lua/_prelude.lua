@@ -19,16 +19,16 @@ end
 
 local function remembered_answer()
   for _, reply in ipairs(redis.call('LRANGE', replies_key, 0, -1)) do
-    local id, status, epoch, remaining_ms = string.match(reply, '^(%S+) (%S+) (%S+) (%S+)$')
+    local id, status, epoch = string.match(reply, '^(%S+) (%S+) (%S+)$')
     if id == request_id then
-      return {status, epoch, remaining_ms}
+      return {status, epoch}
     end
   end
   return nil
 end
 
-local function answer(status, epoch, remaining_ms)
-  local reply = {status, whole(epoch), whole(remaining_ms or 0)}
+local function answer(status, epoch)
+  local reply = {status, whole(epoch)}
   redis.call('LPUSH', replies_key, request_id .. ' ' .. table.concat(reply, ' '))
   redis.call('LTRIM', replies_key, 0, NUM_REPLIES_KEPT - 1)
   redis.call('PEXPIRE', replies_key, REPLIES_TTL_MS)

@@ -1,21 +1,25 @@
--- Takes the session's lease. The epoch rises with every change of owner and with every call of one owner.
+-- Makes the caller the session's owner, whoever was it before: the epoch fences that one, here and at every verifier. It
+-- is a client that asks, whose stream is broken, and it need not wait until a dead owner's lease has run out.
 -- ARGV: request id, nonce, epoch floor, lease_ms, ttl_ms, '1' where the session must be new.
--- Answers ACQUIRED with the new epoch, HELD with what is left of another owner's lease, or EXISTS.
+-- Answers ACQUIRED with the owner's epoch, or EXISTS: it was to be new, and another's claim or record is there.
 local nonce, epoch_floor, lease_ms, ttl_ms, must_be_new =
   ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5], ARGV[6] == '1'
 
 local now = now_ms()
 local record = redis.call('HMGET', record_key, 'epoch', 'nonce', 'lease_expires_ms', 'state')
-local epoch, state = tonumber(record[1] or 0), record[4]
+local epoch, is_own, state = tonumber(record[1] or 0), record[2] == nonce, record[4]
 
-if record[1] and record[2] ~= nonce then
-  local remaining_ms = tonumber(record[3]) - now
-  if remaining_ms > 0 then
-    return answer('HELD', epoch, remaining_ms)
-  end
-  if must_be_new and (state == 'OPEN' or state == 'FINISHED') then
+if must_be_new and record[1] and not is_own then
+  if state == 'OPEN' or state == 'FINISHED' or tonumber(record[3]) > now then
     return answer('EXISTS', epoch)
   end
+end
+
+-- An owner claims again above what it knows. A lower floor is that of a claim which it gave up, and which comes only now
+-- that its record is written.
+local comes_late = is_own and state == 'OPEN' and epoch_floor < epoch
+if comes_late then
+  return answer('ACQUIRED', epoch)
 end
 
 if not record[1] or state == 'CANCELLED' then

@@ -112,7 +112,7 @@ def orchestrator(
     abandoned_ttl_s: Annotated[float | None, typer.Option(help="One without an owner may be resumed so long.")] = None,
     token_key_file: Annotated[Path | None, typer.Option(help="Keys that seal prompts and outputs in it.")] = None,
     store_tokens: Annotated[bool | None, typer.Option(help="Keep prompts and outputs in the record.")] = None,
-    lease_s: Annotated[float | None, typer.Option(help="An owner that is silent so long may be taken over.")] = None,
+    lease_s: Annotated[float | None, typer.Option(help="Sessions of an owner that is silent so long are abandoned.")] = None,
     max_sessions: Annotated[int | None, typer.Option(help="Sessions served at one time.")] = None,
     resume_reserve: Annotated[int | None, typer.Option(help="Sessions beyond it that only Resume may begin.")] = None,
     slow_reader_timeout_s: Annotated[float | None, typer.Option(help="Longest pause of a client's reading.")] = None,

@@ -579,11 +579,11 @@ async def test_a_resumed_session_offers_the_verifier_what_its_record_has_beyond_
     assert (tuple(request.recorded_token_ids), request.recorded_epoch) == (tuple(OUTPUT[5:]), 1)
 
 
-async def test_a_session_whose_owner_died_is_resumed_once_its_lease_has_run_out(redis: EmbeddedStore) -> None:
+async def test_a_session_whose_owner_died_is_resumed_although_its_lease_still_runs(redis: EmbeddedStore) -> None:
     async with (
-        SessionStore(StoreSettings(redis.url, lease_s=1.0)) as dead_owners,
+        SessionStore(StoreSettings(redis.url, lease_s=600.0)) as dead_owners,
         fleet(FakeVerifier()) as some,
-        orchestrator(some.endpoints, redis=redis.url, lease_s=1.0) as client,
+        orchestrator(some.endpoints, redis=redis.url) as client,
     ):
         await routed(client)
         lease = await opened(dead_owners, "orphan")

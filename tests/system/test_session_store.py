@@ -11,7 +11,15 @@ from redis.asyncio import Redis
 
 from orchestrator.embedded_store import EmbeddedStore
 from orchestrator.record import RecordState
-from orchestrator.session_store import AcquireStatus, BumpReply, Lease, SessionStore, StoreSettings, WriteStatus
+from orchestrator.session_store import (
+    AcquireStatus,
+    BumpReply,
+    Lease,
+    ReapStatus,
+    SessionStore,
+    StoreSettings,
+    WriteStatus,
+)
 from specdec.config import OrchestratorSettings
 from specdec.errors import StoreUnavailableError
 from specdec.ids import Epoch, SessionId, digest_tokens
@@ -69,11 +77,17 @@ async def test_a_fresh_session_gets_epoch_one_and_a_floor_lifts_it(store: Sessio
     assert (await store.acquire(SessionId("other"), new_nonce(), epoch_floor=41)).epoch == 42
 
 
-async def test_a_running_lease_keeps_others_out_and_says_how_long(store: SessionStore) -> None:
+async def test_a_claim_that_is_under_way_keeps_its_name(store: SessionStore) -> None:
     await acquired(store)
-    reply = await store.acquire(S, new_nonce())
-    assert reply.status is AcquireStatus.HELD
-    assert 0 < reply.lease_remaining_s <= store.settings.lease_s
+    assert (await store.acquire(S, new_nonce(), must_be_new=True)).status is AcquireStatus.EXISTS
+
+
+async def test_a_claim_that_comes_after_its_owners_record_changes_no_epoch(store: SessionStore) -> None:
+    lease = Lease(S, Epoch(1), new_nonce())
+    assert await store.restore(make_checkpoint(lease)) is WriteStatus.OK  # the claim was given up, and is on its way
+    assert (await store.acquire(S, lease.owner_nonce)).epoch == 1
+    assert await store.commit(lease, make_round(1, PROMPT, [8])) is WriteStatus.OK
+    assert (await store.acquire(S, lease.owner_nonce, epoch_floor=1)).epoch == 2
 
 
 async def test_the_same_nonce_may_acquire_again_with_a_higher_epoch(store: SessionStore) -> None:
@@ -84,33 +98,31 @@ async def test_the_same_nonce_may_acquire_again_with_a_higher_epoch(store: Sessi
     assert (first.epoch, again.epoch) == (1, 8)
 
 
-async def test_an_expired_lease_is_taken_over_and_the_old_owner_is_fenced(server: EmbeddedStore) -> None:
+async def test_a_session_is_taken_over_at_once_and_its_old_owner_is_fenced(store: SessionStore) -> None:
+    old = await opened(store)
+    assert (await store.acquire(S, new_nonce())).status is AcquireStatus.ACQUIRED
+    assert await store.commit(old, make_round(1, PROMPT, [8])) is WriteStatus.FENCED
+    assert await store.renew(old) is WriteStatus.FENCED
+    assert (await store.bump(old)).status is WriteStatus.FENCED
+    assert await store.release(old) is WriteStatus.FENCED
+    assert await store.restore(make_checkpoint(old)) is WriteStatus.FENCED
+    record = await store.read(S)
+    assert record is not None
+    assert (record.epoch, record.round, record.token_ids) == (2, 0, PROMPT)
+
+
+async def test_the_name_of_a_claim_that_nobody_opened_is_free_once_its_lease_has_run_out(
+    server: EmbeddedStore,
+) -> None:
     async with SessionStore(StoreSettings(server.url, lease_s=SHORT_LEASE_S)) as store:
-        old = await opened(store)
-        nonce = new_nonce()
+        lease = await acquired(store)
 
-        async def taken_over() -> bool:
-            return (await store.acquire(S, nonce)).status is AcquireStatus.ACQUIRED
+        async def claimed() -> bool:
+            return (await store.acquire(S, new_nonce(), must_be_new=True)).status is AcquireStatus.ACQUIRED
 
-        assert not await taken_over()
-        await eventually(taken_over)
-        assert await store.commit(old, make_round(1, PROMPT, [8])) is WriteStatus.FENCED
-        assert await store.renew(old) is WriteStatus.FENCED
-        assert await store.release(old) is WriteStatus.FENCED
-        assert await store.restore(make_checkpoint(old)) is WriteStatus.FENCED
-        record = await store.read(S)
-        assert record is not None
-        assert (record.epoch, record.round, record.token_ids) == (2, 0, PROMPT)
-
-
-async def test_a_renewed_lease_is_not_taken_over(server: EmbeddedStore) -> None:
-    async with SessionStore(StoreSettings(server.url, lease_s=SHORT_LEASE_S)) as store:
-        lease = await opened(store)
-        end = time.monotonic() + 3 * SHORT_LEASE_S
-        while time.monotonic() < end:
-            assert await store.renew(lease) is WriteStatus.OK
-            assert (await store.acquire(S, new_nonce())).status is AcquireStatus.HELD
-            await asyncio.sleep(SHORT_LEASE_S / 5)
+        assert not await claimed()
+        assert await store.renew(lease) is WriteStatus.OK
+        await eventually(claimed)
 
 
 async def test_a_released_session_is_free_at_once_and_keeps_its_record(store: SessionStore) -> None:
@@ -133,16 +145,20 @@ async def test_a_session_that_must_be_new_is_refused_where_a_record_is(store: Se
 
 
 async def test_exactly_one_of_many_wins_a_session(store: SessionStore) -> None:
-    replies = await asyncio.gather(*(store.acquire(S, new_nonce()) for _ in range(64)))
-    assert sorted(reply.status.value for reply in replies) == ["ACQUIRED"] + ["HELD"] * 63
+    replies = await asyncio.gather(*(store.acquire(S, new_nonce(), must_be_new=True) for _ in range(64)))
+    assert sorted(reply.status.value for reply in replies) == ["ACQUIRED"] + ["EXISTS"] * 63
     assert {reply.epoch for reply in replies} == {1}
 
 
-async def test_exactly_one_of_many_takes_over_an_expired_session(server: EmbeddedStore) -> None:
-    async with SessionStore(StoreSettings(server.url)) as store:
-        await store.release(await opened(store))
-        replies = await asyncio.gather(*(store.acquire(S, new_nonce()) for _ in range(64)))
-        assert sum(reply.status is AcquireStatus.ACQUIRED for reply in replies) == 1
+async def test_of_many_that_take_a_session_over_the_last_one_owns_it(store: SessionStore) -> None:
+    await opened(store)
+    nonces = [new_nonce() for _ in range(64)]
+    replies = await asyncio.gather(*(store.acquire(S, nonce) for nonce in nonces))
+    assert sorted(reply.epoch for reply in replies) == list(range(2, 66))
+    leases = [Lease(S, reply.epoch, nonce) for reply, nonce in zip(replies, nonces, strict=True)]
+    for lease in leases:
+        expected = WriteStatus.OK if lease.epoch == 65 else WriteStatus.FENCED
+        assert await store.renew(lease) is expected
 
 
 async def test_a_burst_of_calls_waits_for_connections_and_none_is_told_that_the_store_is_away(
@@ -190,12 +206,12 @@ async def test_a_replayed_call_gets_its_first_answer(store: SessionStore) -> Non
 
 
 async def test_a_replayed_refusal_stays_a_refusal(store: SessionStore) -> None:
-    lease = await opened(store)
+    lease = await acquired(store)
     other = new_nonce()
-    assert (await store.acquire(S, other, request_id="x")).status is AcquireStatus.HELD
+    assert (await store.acquire(S, other, must_be_new=True, request_id="x")).status is AcquireStatus.EXISTS
     await store.release(lease)
-    assert (await store.acquire(S, other, request_id="x")).status is AcquireStatus.HELD
-    assert (await store.acquire(S, other, request_id="y")).status is AcquireStatus.ACQUIRED
+    assert (await store.acquire(S, other, must_be_new=True, request_id="x")).status is AcquireStatus.EXISTS
+    assert (await store.acquire(S, other, must_be_new=True, request_id="y")).status is AcquireStatus.ACQUIRED
 
 
 async def test_a_round_that_is_there_is_a_duplicate_only_with_its_own_tokens(store: SessionStore) -> None:
@@ -283,7 +299,6 @@ async def test_a_store_that_lost_everything_takes_the_owner_back(server: Embedde
         assert await store.commit(lease, make_round(2, [*PROMPT, 8], [9])) is WriteStatus.LOST
         assert await store.restore(make_checkpoint(lease, [*PROMPT, 8, 9], round_number=2)) is WriteStatus.OK
         assert await store.commit(lease, make_round(3, [*PROMPT, 8, 9], [10])) is WriteStatus.OK
-        assert (await store.acquire(S, new_nonce())).status is AcquireStatus.HELD
         record = await store.read(S)
         assert record is not None
         assert (record.round, record.token_ids) == (3, (*PROMPT, 8, 9, 10))
@@ -361,8 +376,8 @@ async def test_a_bump_renews_the_lease(server: EmbeddedStore) -> None:
         lease = await opened(short)
     async with SessionStore(StoreSettings(server.url)) as store:
         assert (await store.bump(lease)).status is WriteStatus.OK
-        reply = await store.acquire(S, new_nonce())
-        assert reply.status is AcquireStatus.HELD
+        reply = await store.reap(S)
+        assert reply.status is ReapStatus.LIVE
         assert reply.lease_remaining_s > SHORT_LEASE_S
 
 

@@ -77,10 +77,11 @@ class Model:
     def acquire(self, nonce: bytes, floor: int, must_be_new: bool) -> tuple[AcquireStatus, int]:
         record = self.record
         if record is not None and record.nonce != nonce:
-            if record.leased:
-                return AcquireStatus.HELD, record.epoch
-            if must_be_new and record.state in (RecordState.OPEN, RecordState.FINISHED):
+            in_use = record.leased or record.state in (RecordState.OPEN, RecordState.FINISHED)
+            if must_be_new and in_use:
                 return AcquireStatus.EXISTS, record.epoch
+        elif record is not None and record.state is RecordState.OPEN and floor < record.epoch:
+            return AcquireStatus.ACQUIRED, record.epoch
         if record is None or record.state is RecordState.CANCELLED:
             record = ModelRecord(record.epoch if record is not None else 0, nonce)
         record.epoch, record.nonce, record.leased, record.abandoned = max(record.epoch, floor) + 1, nonce, True, False

@@ -240,7 +240,7 @@ async def use_everything(store: SessionStore) -> None:
     assert await store.commit(lease, make_round(1, PROMPT, [8])) is WriteStatus.OK
     assert await store.commit(lease, make_round(1, PROMPT, [8])) is WriteStatus.DUPLICATE
     assert await store.renew(lease) is WriteStatus.OK
-    assert (await store.acquire(S, new_nonce())).status is AcquireStatus.HELD
+    assert (await store.acquire(S, new_nonce(), must_be_new=True)).status is AcquireStatus.EXISTS
     assert (await store.bump(lease)).status is WriteStatus.OK
     assert await store.read(S) is not None
     await store.release(await opened(store, "t"))

@@ -9,13 +9,13 @@ import dataclasses
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 
-from specdec.errors import DeadlineError, SpecdecError
+from specdec.errors import DeadlineError, FencedError, SpecdecError
 from specdec.ids import SessionId
 from specdec.messages import Delta, Finished, GenerationEvent, Started
 from specdec.params import GenerationSpec
 from specdec.replicas import RESUMABLE, Replica
 
-RESUMABLE_REASONS = frozenset(error.reason for error in (*RESUMABLE, DeadlineError))
+RESUMABLE_REASONS = frozenset(error.reason for error in (*RESUMABLE, DeadlineError, FencedError))
 """After these a client comes again; all else is its own fault or a broken promise. A deadline within the system is
 none of its own."""
 SILENT = "SILENT"

@@ -9,6 +9,7 @@ from specdec.cli.resuming_client import ResumingClient
 from specdec.errors import (
     FencedError,
     InvalidParameterError,
+    NoVerifierError,
     OverloadedError,
     PeerUnavailableError,
     SpecdecError,
@@ -100,12 +101,17 @@ async def test_a_broken_stream_goes_on_at_the_other_orchestrator_without_a_lost_
     assert (first.asked, second.asked) == (["generate"], ["resume 2"])
 
 
-async def test_it_comes_again_while_a_dead_owners_lease_runs() -> None:
-    broken = ScriptedOrchestrator([(3, VerifierLostError("lost")), (-1, FencedError("held"))])
+async def test_it_comes_again_until_a_verifier_is_there() -> None:
+    broken = ScriptedOrchestrator([(3, VerifierLostError("lost")), (-1, NoVerifierError("none"))])
     told: list[str] = []
     events = await _read(ResumingClient([broken], on_break=lambda error: told.append(error.reason)))
     assert _tokens(events) == list(range(NUM_TOKENS))
-    assert told == ["VERIFIER_LOST", "FENCED"]
+    assert told == ["VERIFIER_LOST", "NO_VERIFIER"]
+
+
+async def test_it_does_not_take_a_session_back_that_somebody_else_has_resumed() -> None:
+    with pytest.raises(FencedError):
+        await _read(ResumingClient([ScriptedOrchestrator([(3, FencedError("taken"))])]))
 
 
 async def test_each_sample_that_had_not_ended_is_resumed_by_itself() -> None:
