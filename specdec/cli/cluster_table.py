@@ -5,7 +5,7 @@ import datetime
 from enum import Enum
 from typing import Any
 
-from specdec.cli.columns import as_lines
+from specdec.cli.columns import Columns, as_lines
 from specdec.messages.cluster import CircuitState, ClusterStatus, EndpointStatus, Role, SessionSummary
 
 HEADINGS = (
@@ -13,12 +13,16 @@ HEADINGS = (
     "RTT",
 )
 """SESSIONS and WAITING: all that the server told of. OWN, ACCEPTED, TOK/S: of the orchestrator that was asked."""
-RIGHT = (5, 6, 7, 8, 9, 10, 11)
+ENDPOINT_COLUMNS = Columns(HEADINGS, frozenset(HEADINGS[5:]), ("VERSION", "RTT", "KV", "OWN", "WAITING", "MODEL"))
 SESSION_HEADINGS = (
     *("SESSION", "TENANT", "STATE", "VERIFIER", "DRAFTER", "PROMPT", "OUTPUT", "ACCEPTED", "TOK/S", "MOVED", "EPOCH"),
     "AGE",
 )
-SESSION_RIGHT = (5, 6, 7, 8, 9, 10, 11)
+SESSION_COLUMNS = Columns(
+    SESSION_HEADINGS,
+    frozenset(SESSION_HEADINGS[5:]),
+    ("EPOCH", "PROMPT", "ACCEPTED", "MOVED", "DRAFTER", "TOK/S", "AGE", "TENANT", "VERIFIER"),
+)
 _NONE = "-"
 _BAD, _IDLE = "red", "yellow"
 
@@ -78,10 +82,10 @@ def remarks(status: ClusterStatus) -> list[str]:
     return lines
 
 
-def status_lines(status: ClusterStatus) -> list[str]:
+def status_lines(status: ClusterStatus, width: int | None = None) -> list[str]:
     """As plain text."""
     rows = [endpoint_row(endpoint) for endpoint in status.endpoints]
-    return [*as_lines(HEADINGS, rows, right=RIGHT), *remarks(status)]
+    return [*as_lines(ENDPOINT_COLUMNS, rows, width), *remarks(status)]
 
 
 def summary_line(status: ClusterStatus) -> str:

@@ -20,13 +20,14 @@ def ps(
     """Show every server: what it is, how it is, what it has to do.
 
     SESSIONS and WAITING are all that a server has; OWN, ACCEPTED (draft tokens) and TOK/S are of the orchestrator that
-    is asked, over the last ten seconds.
+    is asked, over the last ten seconds. A narrow terminal shows fewer columns, a pipe gets all.
     """
     from specdec.cli.cluster_table import as_json as status_as_json
     from specdec.cli.cluster_table import status_lines
+    from specdec.cli.columns import terminal_width
 
     status = orchestrator.ask(_status)
-    for line in [json.dumps(status_as_json(status))] if as_json else status_lines(status):
+    for line in [json.dumps(status_as_json(status))] if as_json else status_lines(status, terminal_width()):
         print(line)
 
 

@@ -22,9 +22,9 @@ def sessions(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line for each session.")] = False,
 ) -> None:
     """List the sessions of one orchestrator, by their ids, without a word of their prompts."""
-    from specdec.cli.cluster_table import SESSION_HEADINGS, SESSION_RIGHT, session_row
+    from specdec.cli.cluster_table import SESSION_COLUMNS, session_row
     from specdec.cli.cluster_table import as_json as session_as_json
-    from specdec.cli.columns import as_lines
+    from specdec.cli.columns import as_lines, terminal_width
 
     async def list_them(client: "AdminClient") -> tuple[list["SessionSummary"], bool]:
         found: list[SessionSummary] = []
@@ -39,7 +39,7 @@ def sessions(
         for session in found:
             print(json.dumps(session_as_json(session)))
     else:
-        for line in as_lines(SESSION_HEADINGS, [session_row(one) for one in found], right=SESSION_RIGHT):
+        for line in as_lines(SESSION_COLUMNS, [session_row(one) for one in found], terminal_width()):
             print(line)
     if more:
         typer.echo("there are more: --all lists them", err=True)

@@ -24,7 +24,7 @@ def top(
     frames: Annotated[int | None, typer.Option(min=1, help="End after so many looks.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line for each look.")] = False,
 ) -> None:
-    """Watch every server, until Ctrl-C. Columns as in `specdec ps`."""
+    """Watch every server, until Ctrl-C. Columns as in `specdec ps`, no more than fit."""
 
     async def watch(client: "AdminClient") -> None:
         watching = asyncio.create_task(_watch(client, interval_s, frames, as_json=as_json))
@@ -49,7 +49,7 @@ async def _watch(client: "AdminClient", interval_s: float, frames: int | None, *
         async with contextlib.aclosing(client.watch(interval_s)) as statuses:
             async for status in statuses:
                 if live is not None:
-                    live.update(_screen(status), refresh=True)
+                    live.update(_screen(status, console.width), refresh=True)
                 else:
                     _print(status, as_json=as_json)
                 num_frames += 1
@@ -57,16 +57,17 @@ async def _watch(client: "AdminClient", interval_s: float, frames: int | None, *
                     return
 
 
-def _screen(status: "ClusterStatus") -> "RenderableType":
+def _screen(status: "ClusterStatus", width: int) -> "RenderableType":
     from rich.console import Group
     from rich.text import Text
 
-    from specdec.cli.cluster_table import HEADINGS, RIGHT, endpoint_row, remarks, style_of, summary_line
+    from specdec.cli.cluster_table import ENDPOINT_COLUMNS, endpoint_row, remarks, style_of, summary_line
     from specdec.cli.columns import as_table
     from specdec.cli.terminal_text import printable
 
     rows = [endpoint_row(endpoint) for endpoint in status.endpoints]
-    table = as_table(HEADINGS, rows, right=RIGHT, styles=[style_of(endpoint) for endpoint in status.endpoints])
+    styles = [style_of(endpoint) for endpoint in status.endpoints]
+    table = as_table(ENDPOINT_COLUMNS, rows, width=width, styles=styles)
     told = [Text(printable(line), style="red", overflow="ellipsis", no_wrap=True) for line in remarks(status)]
     return Group(Text(f"{summary_line(status)}  (Ctrl-C ends)", style="bold"), Text(), table, *told)
 

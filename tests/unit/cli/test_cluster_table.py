@@ -1,12 +1,16 @@
 """What `specdec ps`, `top` and `sessions` show."""
 
 import dataclasses
+import io
 import json
 
 import pytest
+from rich.console import Console
 
 from specdec.cli.cluster_table import (
+    ENDPOINT_COLUMNS,
     HEADINGS,
+    SESSION_COLUMNS,
     SESSION_HEADINGS,
     as_json,
     endpoint_row,
@@ -16,6 +20,7 @@ from specdec.cli.cluster_table import (
     status_lines,
     summary_line,
 )
+from specdec.cli.columns import as_lines, as_table
 from specdec.ids import Epoch, SessionId
 from specdec.messages import Load, ModelInfo, ServerStatus
 from specdec.messages.cluster import CircuitState, ClusterStatus, EndpointStatus, Role, SessionState, SessionSummary
@@ -91,6 +96,34 @@ def test_columns_stand_under_their_headings_whatever_a_server_calls_itself() -> 
     begins = lines[0].index("VERSION")
     assert lines[1][begins:].startswith("v" * 30)
     assert lines[2][begins:].startswith("1.2.3")
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_a_terminal_too_narrow_for_all_columns_shows_fewer_and_those_whole(width: int) -> None:
+    load = Load(5, 2, kv_used_bytes=50, kv_budget_bytes=200, num_attachments=3)
+    long_name = dataclasses.replace(STATUS, model=ModelInfo("synthetic:seed=1,forward_ms=20", 10, 100, ""), load=load)
+    verifier = dataclasses.replace(VERIFIER, endpoint="192.168.100.101:50051", status=long_name)
+    status = ClusterStatus((verifier, DRAFTER), 0.0, True, True)
+    headings, row, _ = status_lines(status, width)
+    assert max(len(headings), len(row)) <= width < len(status_lines(status)[0])
+    assert set(headings.split()) < set(HEADINGS)
+    for cell in ("192.168.100.101:50051", "ok", "5", "46 %", "79.0"):
+        assert cell in row
+    console = Console(width=width, file=io.StringIO())
+    console.print(as_table(ENDPOINT_COLUMNS, [endpoint_row(one) for one in status.endpoints], width=width))
+    assert [line.rstrip() for line in console.file.getvalue().splitlines()] == status_lines(status, width)  # type: ignore[attr-defined]
+
+
+def test_a_session_keeps_its_whole_id_on_any_terminal() -> None:
+    session = SessionSummary(
+        *(SessionId("f" * 34), Epoch(3), "192.168.100.101:50051", "192.168.100.102:50052", 5, 60, 1.0, 12.4),
+        *("team", SessionState.STREAMING, 2, None, 4.84),
+    )
+    for width in (40, 80, 120):
+        headings, row = as_lines(SESSION_COLUMNS, [session_row(session)], width)
+        assert "f" * 34 in row
+        assert "STATE" in headings
+    assert len(headings) <= width
 
 
 def test_the_summary_counts_verifiers_and_their_tokens() -> None:
