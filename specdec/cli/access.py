@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specdec.cli.failures import UsageError
+from specdec.errors import PeerUnavailableError
 
 if TYPE_CHECKING:
     import grpc
@@ -20,7 +21,8 @@ TLS_VARIABLE = "SPECDEC_TLS"
 TLS_CA_VARIABLE = "SPECDEC_TLS_CA"
 
 Tls = Annotated[
-    bool, typer.Option("--tls/--plaintext", envvar=TLS_VARIABLE, help="Encrypt, and trust the usual authorities.")
+    bool | None,
+    typer.Option("--tls/--plaintext", envvar=TLS_VARIABLE, help="Encrypt, and trust the usual authorities."),
 ]
 TlsCa = Annotated[
     Path | None, typer.Option(envvar=TLS_CA_VARIABLE, help="Encrypt, and trust the authorities of this PEM file.")
@@ -54,20 +56,30 @@ class Access:
 
         return grpc.ssl_channel_credentials(self.authorities_pem) if self.tls else None
 
+    def unreachable(self, endpoint: str, transport: str) -> PeerUnavailableError:
+        """For people: what the transport says helps nobody at a command line. It is read for one thing alone."""
+        if self.tls:
+            return PeerUnavailableError(
+                f"no server that shows a certificate of a trusted authority answers at {endpoint}"
+            )
+        closed_at_once = "failed to connect" in transport and "Socket closed" in transport
+        hint = " in plaintext; where it speaks TLS, add --tls or --tls-ca" if closed_at_once else ""
+        return PeerUnavailableError(f"no server answers at {endpoint}{hint}")
+
 
 def read_access(
     endpoint: str,
     *,
-    tls: bool = False,
+    tls: bool | None = None,
     tls_ca: Path | None = None,
     token: str | None = None,
     token_file: Path | None = None,
     insecure_token: bool = False,
 ) -> Access:
-    """As the options say; the token is taken from the environment where they give none.
+    """As the options say; the token is taken from the environment where they give none. `tls` False: asked not to.
 
     Raises:
-        UsageError: they do not go together, or a token would cross a network in plaintext.
+        UsageError: they do not go together, a file holds no certificate, or a token would cross a network in plaintext.
         OSError: a file cannot be read.
     """
     from specdec.config import is_loopback
@@ -79,11 +91,24 @@ def read_access(
     token = token or os.environ.get(TOKEN_VARIABLE) or None
     if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
         raise UsageError("the token holds what no token can")
-    encrypted = tls or tls_ca is not None
+    if tls is False and tls_ca is not None:
+        raise UsageError(f"either --plaintext or --tls-ca (which ${TLS_CA_VARIABLE} gives too)")
+    encrypted = bool(tls) or tls_ca is not None
     try:
         on_this_machine = is_loopback(endpoint)
     except ValueError as error:
         raise UsageError(f"--endpoint: {error}") from None
     if token is not None and not (encrypted or on_this_machine or insecure_token):
         raise UsageError("the token would cross the network in plaintext: add --tls or --tls-ca, or --insecure-token")
-    return Access(encrypted, None if tls_ca is None else tls_ca.read_bytes(), token)
+    return Access(encrypted, None if tls_ca is None else _authorities(tls_ca), token)
+
+
+def _authorities(path: Path) -> bytes:
+    from cryptography.x509 import load_pem_x509_certificates
+
+    pem = path.read_bytes()
+    try:
+        load_pem_x509_certificates(pem)
+    except ValueError:
+        raise UsageError(f"--tls-ca: {path} holds no certificate in PEM") from None
+    return pem

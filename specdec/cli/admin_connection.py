@@ -72,14 +72,16 @@ def asks_orchestrator(command: Callable[..., None]) -> Callable[..., None]:
 
 def _connection(
     endpoint: Annotated[
-        str, typer.Option(envvar="SPECDEC_ENDPOINT", help="The orchestrator to ask.")
+        str, typer.Option(envvar="SPECDEC_ENDPOINT", help="The one orchestrator to ask.")
     ] = DEFAULT_ENDPOINT,
-    tls: Tls = False,
+    tls: Tls = None,
     tls_ca: TlsCa = None,
     token: Token = None,
     token_file: TokenFile = None,
     insecure_token: InsecureToken = False,
 ) -> Orchestrator:
+    if "," in endpoint:  # `specdec generate` takes several
+        raise UsageError(f"--endpoint: {endpoint} are several, and one is asked")
     access = read_access(
         endpoint, tls=tls, tls_ca=tls_ca, token=token, token_file=token_file, insecure_token=insecure_token
     )

@@ -45,11 +45,10 @@ class GenerationClient:
             ValueError: `endpoint` is not host:port.
             InvalidParameterError: `tenant` is not empty and not 1 to 64 of [A-Za-z0-9_-].
         """
-        access = access or Access()
+        self._access = access = access or Access()
         self._token_metadata = grpc.aio.Metadata(*access.metadata)
         self._metadata = tenant_to_metadata(validate_tenant(tenant)) + self._token_metadata
         self._endpoint = endpoint
-        self._encrypted = access.tls
         self._timeout_s = timeout_s
         self._channel = open_channel(endpoint, credentials=access.credentials)
         self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
@@ -139,7 +138,4 @@ class GenerationClient:
 
     def _error(self, error: grpc.aio.AioRpcError) -> SpecdecError:
         known = error_from_rpc(error)
-        if type(known) is PeerUnavailableError:  # what the transport says helps nobody at a command line
-            trusted = " that shows a certificate of a trusted authority" if self._encrypted else ""
-            return PeerUnavailableError(f"no server{trusted} answers at {self._endpoint}")
-        return known
+        return self._access.unreachable(self._endpoint, known.message) if type(known) is PeerUnavailableError else known

@@ -56,7 +56,7 @@ def generate(
     ] = None,
     prompt_logprobs: Annotated[int | None, typer.Option(help="The same for the prompt's tokens.")] = None,
     tenant: Annotated[str, typer.Option(envvar="SPECDEC_TENANT", help="Whom the request is for.")] = "",
-    tls: Tls = False,
+    tls: Tls = None,
     tls_ca: TlsCa = None,
     token: Token = None,
     token_file: TokenFile = None,

@@ -104,15 +104,17 @@ def drafter(
 def orchestrator(
     listen: Listen = None,
     metrics: Metrics = None,
-    verifiers: Annotated[str | None, typer.Option(help="host:port,host:port")] = None,
-    drafters: Annotated[str | None, typer.Option(help="host:port,host:port")] = None,
-    redis: Annotated[str | None, typer.Option(help="embedded, or a redis:// or rediss:// URL.")] = None,
+    verifiers: Annotated[str | None, typer.Option(help="Where they are: host:port,host:port")] = None,
+    drafters: Annotated[str | None, typer.Option(help="The same for drafters.")] = None,
+    redis: Annotated[str | None, typer.Option(help="embedded, or a URL of Redis, Sentinels or a cluster.")] = None,
     durability: Annotated[str | None, typer.Option(help="relaxed or strict.")] = None,
     session_ttl_s: Annotated[float | None, typer.Option(help="A record lives this long after its last change.")] = None,
     abandoned_ttl_s: Annotated[float | None, typer.Option(help="One without an owner may be resumed so long.")] = None,
     token_key_file: Annotated[Path | None, typer.Option(help="Keys that seal prompts and outputs in it.")] = None,
     store_tokens: Annotated[bool | None, typer.Option(help="Keep prompts and outputs in the record.")] = None,
-    lease_s: Annotated[float | None, typer.Option(help="Sessions of an owner that is silent so long are abandoned.")] = None,
+    lease_s: Annotated[
+        float | None, typer.Option(help="Sessions of an owner that is silent so long are abandoned.")
+    ] = None,
     max_sessions: Annotated[int | None, typer.Option(help="Sessions served at one time.")] = None,
     resume_reserve: Annotated[int | None, typer.Option(help="Sessions beyond it that only Resume may begin.")] = None,
     slow_reader_timeout_s: Annotated[float | None, typer.Option(help="Longest pause of a client's reading.")] = None,
@@ -204,9 +206,10 @@ def _names_missing_extra(role: str) -> Iterator[None]:
 
 def _describe(error: "ValidationError") -> str:
     faults = error.errors(include_url=False, include_context=False, include_input=False)
-    return "; ".join(
-        f"--{'.'.join(map(str, fault['loc'])).replace('_', '-')}: {fault['msg']}"
-        if fault["loc"]
-        else fault["msg"].removeprefix("Value error, ")  # of several options together
-        for fault in faults
-    )
+    return "; ".join(_describe_one(fault["loc"], fault["msg"].removeprefix("Value error, ")) for fault in faults)
+
+
+def _describe_one(location: "tuple[int | str, ...]", message: str) -> str:
+    """Without a place it is of several options together; the place within a list of values tells nobody anything."""
+    names = [part.replace("_", "-") for part in location if isinstance(part, str)]
+    return f"--{'.'.join(names)}: {message}" if names else message

@@ -38,7 +38,8 @@ def up(
     ] = None,
     auth_tokens: Annotated[Path | None, typer.Option(help="JSON file of the clients' bearer tokens.")] = None,
     redis: Annotated[
-        str, typer.Option(envvar="SPECDEC_ORCHESTRATOR_REDIS", help="embedded, or a redis:// or rediss:// URL.")
+        str,
+        typer.Option(envvar="SPECDEC_ORCHESTRATOR_REDIS", help="embedded, or a URL of Redis, Sentinels or a cluster."),
     ] = "embedded",
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     dtype: Annotated[str | None, typer.Option(help="Of the target: auto, float32, bfloat16 or float16.")] = None,

@@ -5,9 +5,15 @@ from pathlib import Path
 import pytest
 
 from specdec.cli.access import TOKEN_VARIABLE, Access, read_access
+from specdec.cli.development_authority import DevelopmentAuthority
 from specdec.cli.failures import UsageError
 
 TOKEN = "alice-0123456789abcdef"
+
+
+def authority_in(folder: Path) -> Path:
+    DevelopmentAuthority.in_folder(folder, "ca", 1)
+    return folder / "ca.crt"
 
 
 def test_a_token_is_taken_from_the_option_the_file_or_the_environment(
@@ -25,13 +31,12 @@ def test_a_token_is_taken_from_the_option_the_file_or_the_environment(
 
 
 def test_a_token_crosses_no_network_in_plaintext_unless_that_was_asked_for(tmp_path: Path) -> None:
-    authorities = tmp_path / "ca.crt"
-    authorities.write_bytes(b"pem")
+    authorities = authority_in(tmp_path)
     far = "specdec.example.org:443"
     with pytest.raises(UsageError, match="plaintext"):
         read_access(far, token=TOKEN)
     assert read_access(far, token=TOKEN, tls=True) == Access(True, None, TOKEN)
-    assert read_access(far, token=TOKEN, tls_ca=authorities) == Access(True, b"pem", TOKEN)
+    assert read_access(far, token=TOKEN, tls_ca=authorities) == Access(True, authorities.read_bytes(), TOKEN)
     assert read_access(far, token=TOKEN, insecure_token=True).token == TOKEN
     assert read_access(far).token is None
 
@@ -41,6 +46,17 @@ def test_what_no_metadata_can_carry_is_refused_and_not_shown(token: str) -> None
     with pytest.raises(UsageError) as raised:
         read_access("127.0.0.1:1", token=token)
     assert token not in str(raised.value)
+
+
+def test_who_asks_for_plaintext_and_names_authorities_gets_neither(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="either --plaintext or --tls-ca"):
+        read_access("127.0.0.1:1", tls=False, tls_ca=authority_in(tmp_path))
+
+
+def test_authorities_without_a_certificate_are_told_by_their_file(tmp_path: Path) -> None:
+    authority_in(tmp_path)
+    with pytest.raises(UsageError, match=r"ca\.key holds no certificate"):
+        read_access("127.0.0.1:1", tls_ca=tmp_path / "ca.key")
 
 
 def test_the_token_is_in_no_repr() -> None:

@@ -39,6 +39,11 @@ def test_what_a_setting_does_not_take_is_told_by_the_options_name() -> None:
         roles.read_settings("verifier", {"model": "m", "max_sessions": 0})
 
 
+def test_what_a_list_does_not_take_is_told_as_a_person_would() -> None:
+    with pytest.raises(UsageError, match=r"^--verifiers: not host:port: 'here'$"):
+        roles.read_settings("orchestrator", {"verifiers": "127.0.0.1:1,here"})
+
+
 def test_a_verifier_without_a_model_is_told_so() -> None:
     with pytest.raises(UsageError, match="--model: Field required"):
         roles.read_settings("verifier", {})
