@@ -9,7 +9,7 @@ import grpc.aio
 from orchestrator.cluster import Cluster
 from orchestrator.drains import Drains
 from orchestrator.sessions import Sessions
-from orchestrator.status import cluster_status, session_summary
+from orchestrator.status import cluster_status, session_page
 from orchestrator.store_health import StoreHealth
 from specdec.errors import InvalidParameterError
 from specdec.params import validate_session_id
@@ -59,35 +59,29 @@ class AdminServicer(AdminServiceServicer):
         if request.page_token:
             _require_session_id(request.page_token, "page_token")
         page_size = request.page_size or _DEFAULT_PAGE_SIZE
-        # The last id of a page is the token of the next: sessions that begin or end meanwhile shift nothing.
-        later = sorted(name for name in self._sessions.running if name > request.page_token)
-        page = later[:page_size]
+        page, has_more = session_page(self._sessions, after=request.page_token, size=page_size)
         return pb.ListSessionsResponse(
-            sessions=[session_summary_to_pb(session_summary(self._sessions.running[name])) for name in page],
-            next_page_token=page[-1] if len(later) > page_size else "",
+            sessions=[session_summary_to_pb(summary) for summary in page],
+            next_page_token=page[-1].session_id if has_more else "",
         )
 
     async def Drain(  # noqa: N802 - the name of the RPC
         self, request: pb.DrainRequest, context: Context
     ) -> pb.DrainResponse:
-        # Before the order: the first may have left when it is in the store.
-        told = {status.endpoint: status.num_own_sessions for status in self._cluster_status().endpoints}
-        shared = await self._drains.order(request.endpoint, drained=True)
-        return pb.DrainResponse(shared=shared, num_sessions=told.get(request.endpoint, 0))
+        order = await self._drains.order(request.endpoint, drained=True)
+        return pb.DrainResponse(shared=order.shared, num_sessions=order.num_sessions)
 
     async def Undrain(  # noqa: N802 - the name of the RPC
         self, request: pb.UndrainRequest, context: Context
     ) -> pb.UndrainResponse:
-        return pb.UndrainResponse(shared=await self._drains.order(request.endpoint, drained=False))
+        order = await self._drains.order(request.endpoint, drained=False)
+        return pb.UndrainResponse(shared=order.shared)
 
     async def KillSession(  # noqa: N802 - the name of the RPC
         self, request: pb.KillSessionRequest, context: Context
     ) -> pb.KillSessionResponse:
         _require_session_id(request.session_id, "session_id")
-        found = self._sessions.is_running(request.session_id)
-        if found:
-            await self._sessions.cancel(request.session_id, tenant=None)
-        return pb.KillSessionResponse(found=found)
+        return pb.KillSessionResponse(found=await self._sessions.kill(request.session_id))
 
     def _cluster_status(self) -> pb.ClusterStatus:
         status = cluster_status(

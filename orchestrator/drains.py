@@ -14,7 +14,7 @@ from orchestrator.cluster import Cluster
 from orchestrator.session_store import SessionStore
 from orchestrator.sessions import Sessions
 from specdec.errors import InvalidParameterError, StoreUnavailableError
-from specdec.messages.cluster import Role
+from specdec.messages.cluster import DrainOrder, Role
 
 _INTERVAL_S = 1.0
 
@@ -35,21 +35,19 @@ class Drains:
         self.shared = shared
         self.own_endpoint = ""
 
-    async def order(self, endpoint: str, *, drained: bool) -> bool:
-        """Drains an endpoint, or takes that back; whether other orchestrators see it and it outlasts this process.
-
-        Raises InvalidParameterError for an endpoint that is not known here.
-        """
+    async def order(self, endpoint: str, *, drained: bool) -> DrainOrder:
+        """Drains an endpoint, or takes that back. Raises InvalidParameterError for one that is not known here."""
         if endpoint == self.own_endpoint:
             self._sessions.drained = drained
             _log.info("drained" if drained else "undrained", endpoint=endpoint)
-            return False
+            return DrainOrder(shared=False, num_sessions=len(self._sessions.running))
         if all(view.endpoint != endpoint for view in (*self._cluster.verifiers, *self._cluster.drafters)):
             raise InvalidParameterError(f"no such endpoint: {endpoint}", field="endpoint")
+        num_sessions = self._sessions.num_at(endpoint)  # before the order: the first may have left when it is written
         self._unwritten[endpoint] = drained
         self._enforce()
         await self._write()
-        return self.shared and endpoint not in self._unwritten
+        return DrainOrder(shared=self.shared and endpoint not in self._unwritten, num_sessions=num_sessions)
 
     async def refresh(self) -> None:
         """Takes what the store says, and acts on it."""

@@ -1,4 +1,4 @@
-"""The sessions that this orchestrator serves: begin, resume, cancel, kill, list, drain.
+"""The sessions that this orchestrator serves: begin, resume, cancel, kill, drain.
 
 Knows every running session and what a request must look like before a verifier sees it. A request for several samples
 is as many sessions, named `id.index`, behind one stream. No protobuf, no tokens decided.
@@ -88,6 +88,10 @@ class Sessions:
 
     def num_by_drafter(self) -> Mapping[str, int]:
         return Counter(runner.chosen_drafter for runner in self._runners.values())
+
+    def num_at(self, endpoint: str) -> int:
+        """Sessions that a verifier decides, or a drafter drafts for."""
+        return self.num_by_verifier().get(endpoint, 0) + self.num_by_drafter().get(endpoint, 0)
 
     async def generate(
         self, session_id: str, spec: GenerationSpec, tenant: str = "", time_left_s: float | None = None
@@ -216,6 +220,13 @@ class Sessions:
             return any(deleted) or bool(runners)
         finally:
             self._num_cancelling -= 1
+
+    async def kill(self, session_id: str) -> bool:
+        """Cancels a session that runs here, or all samples of a request, whosever it is. False where none does.
+
+        Raises as `cancel`.
+        """
+        return self.is_running(session_id) and await self.cancel(session_id, tenant=None)
 
     def is_running(self, session_id: str) -> bool:
         """Whether a session, or a request for several samples, has its stream here."""

@@ -81,7 +81,13 @@ def cluster_status(
     )
 
 
-def session_summary(runner: SessionRunner) -> SessionSummary:
+def session_page(sessions: Sessions, after: str, size: int) -> tuple[list[SessionSummary], bool]:
+    """The next `size` sessions by their ids, and whether there are more. What begins or ends meanwhile moves none."""
+    later = sorted(name for name in sessions.running if name > after)
+    return [_session_summary(sessions.running[name]) for name in later[:size]], len(later) > size
+
+
+def _session_summary(runner: SessionRunner) -> SessionSummary:
     session = runner.session
     age_s = max(_MIN_AGE_S, runner.age_s)
     num_output_tokens = session.usage.num_output_tokens

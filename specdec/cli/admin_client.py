@@ -2,13 +2,13 @@
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from types import TracebackType
-from typing import NamedTuple, Self, TypeVar
+from typing import Self, TypeVar
 
 import grpc
 
 from specdec.cli.access import Access
 from specdec.errors import PeerUnavailableError, SpecdecError
-from specdec.messages.cluster import ClusterStatus, SessionSummary
+from specdec.messages.cluster import ClusterStatus, DrainOrder, SessionSummary
 from specdec.v1 import admin_pb2, admin_pb2_grpc
 from specdec.wire.channel import open_channel
 from specdec.wire.convert.cluster import cluster_status_from_pb, session_summary_from_pb
@@ -21,13 +21,6 @@ Response = TypeVar("Response")
 _CALL_TIMEOUT_S = 10.0
 
 
-class DrainOrder(NamedTuple):
-    """`shared`: other orchestrators see it, and it outlasts this one's process."""
-
-    shared: bool
-    num_sessions: int
-
-
 class AdminClient:
     """`async with AdminClient("host:port") as client:`. Every call raises SpecdecError: what the server refused or how
     it failed; PeerUnavailableError where none answers."""
@@ -35,6 +28,7 @@ class AdminClient:
     def __init__(self, endpoint: str, access: Access) -> None:
         """Needs a running event loop. `endpoint`: of an orchestrator; raises ValueError for what is not host:port."""
         self._endpoint = endpoint
+        self._access = access
         self._metadata = grpc.aio.Metadata(*access.metadata)
         self._channel = open_channel(endpoint, credentials=access.credentials)
         self._stub = admin_pb2_grpc.AdminServiceStub(self._channel)
@@ -103,6 +97,4 @@ class AdminClient:
 
     def _error(self, error: grpc.aio.AioRpcError) -> SpecdecError:
         known = error_from_rpc(error)
-        if type(known) is PeerUnavailableError:
-            return PeerUnavailableError(f"no server answers at {self._endpoint}")
-        return known
+        return self._access.unreachable(self._endpoint, known.message) if type(known) is PeerUnavailableError else known

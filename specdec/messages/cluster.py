@@ -50,6 +50,19 @@ class ClusterStatus:
     drains_shared: bool
 
 
+@dataclasses.dataclass(frozen=True)
+class DrainOrder:
+    """What became of an order to drain a server, or to use it again.
+
+    Attributes:
+        shared: other orchestrators see it, and it outlasts this one's process.
+        num_sessions: of this orchestrator that the server had when the order came.
+    """
+
+    shared: bool
+    num_sessions: int
+
+
 class SessionState(Enum):
     """Values are the names of specdec.v1.SessionState without the prefix."""
 

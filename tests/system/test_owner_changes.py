@@ -17,7 +17,8 @@ from specdec.v1.verifier_pb2_grpc import VerifierServiceStub
 from specdec.wire.channel import open_channel
 from specdec.wire.interceptors import error_from_rpc
 from tests.system.hand_drafter import DEADLINE_S, HandDrafter
-from tests.system.toy_verifier import ToyVerifier, proxy_before, toy_verifier
+from tests.system.lost_links import proxy_before
+from tests.system.toy_verifier import ToyVerifier, toy_verifier
 from tests.unit.verifier_service.harness import greedy_token_ids
 
 PROMPT = (5, 6, 7)

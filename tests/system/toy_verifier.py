@@ -9,7 +9,6 @@ from typing import TypeVar
 
 import grpc.aio
 
-from specdec.bench.faults.proxy import FaultProxy
 from specdec.config import WireSettings
 from specdec.messages import ModelInfo, SelfCheck
 from specdec.params import Prompt, prompt_token_ids
@@ -119,19 +118,3 @@ async def toy_verifier(
         servicer.end_verify_streams()
         await server.stop(0.0)
         await device.stop(STOP_S)
-
-
-@contextlib.asynccontextmanager
-async def proxy_before(endpoint: str) -> AsyncIterator[FaultProxy]:
-    """A link to a server that can be lost."""
-
-    async def name(port: int) -> str:
-        return "client"
-
-    proxy = FaultProxy(name)
-    proxy.server = endpoint
-    await proxy.start()
-    try:
-        yield proxy
-    finally:
-        await proxy.stop()
