@@ -28,6 +28,7 @@ _MAX_PAUSE_S = 15.0
 _REFUSED_PAUSE_S = 0.25
 _MAX_REFUSALS = 3
 """Then a drafter will not do for this session, whatever the reason: no other session is to notice."""
+_REFUSALS = frozenset(refusal.value for refusal in AttachRefusal)
 _MISFITS = frozenset(
     {
         AttachRefusal.TOKENIZER_MISMATCH.value,
@@ -182,7 +183,12 @@ class DrafterKeeper:
         if not isinstance(error, SpecdecError):
             raise error or RuntimeError("an attach neither failed nor came through")
         drafter, refusal = attempt.drafter, error.metadata.get("refusal", "")
-        fields = {"drafter": drafter.endpoint, "reason": error.reason, "error": error.message, **error.metadata}
+        # A drafter's own words stay out of the log: it knows the prompt, and chooses the names of its metadata.
+        fields = {
+            "drafter": drafter.endpoint,
+            "reason": error.reason,
+            "refusal": refusal if refusal in _REFUSALS else "",
+        }
         _log.warning("drafter_not_attached", session_id=self._facts.session_id, **fields)
         if isinstance(error, AttachRefusedError) and refusal == AttachRefusal.TOO_MANY_ATTACHMENTS.value:
             error = OverloadedError(error.message)

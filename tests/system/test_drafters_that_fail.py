@@ -2,6 +2,8 @@
 
 import asyncio
 
+import structlog
+
 from orchestrator.breaker import NUM_FAILURES_TO_OPEN
 from orchestrator.embedded_store import EmbeddedStore
 from specdec import errors
@@ -65,3 +67,28 @@ async def test_a_drafter_that_fails_is_left_alone_by_all_sessions_and_the_operat
         await broken.attachment(num_asked + len(calls) - 1, timeout_s=10.0)
         for call in calls:
             call.cancel()
+
+
+async def test_what_a_drafter_says_of_its_refusal_is_in_no_log_and_keeps_no_other_from_the_session(
+    verifier: FakeVerifier, redis: EmbeddedStore
+) -> None:
+    verifier.round_s = SLOW_S
+    hostile = [FakeDrafter(), FakeDrafter()]
+    for drafter in hostile:  # names that a line of our own log has, too
+        drafter.refusal = errors.AttachRefusedError(
+            "secret prompt", session_id="secret", event="secret", drafter="secret", refusal="secret", other="secret"
+        )
+    async with (
+        served_verifier(verifier) as target,
+        served_drafter(hostile[0]) as one,
+        served_drafter(hostile[1]) as other,
+        orchestrator([target], [one, other], redis=redis.url) as client,
+    ):
+        await routed(client, 4)
+        with structlog.testing.capture_logs() as lines:
+            call = client.call(long_spec(), "told")
+            for drafter in hostile:
+                await drafter.attachment(timeout_s=10.0)
+            call.cancel()
+        assert "drafter_not_attached" in {line["event"] for line in lines}
+        assert "secret" not in str(lines)
