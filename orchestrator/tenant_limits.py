@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 
 from orchestrator.retry_after import bounded_retry_after_s
-from specdec.errors import RateLimitedError, TooManyStreamsError
+from specdec.errors import InvalidParameterError, RateLimitedError, TooManyStreamsError
 
 MAX_TENANTS = 4096
 _FIRST_GUESS_S = 1.0
@@ -91,11 +91,15 @@ class TenantUse:
             num_ending: streams that end because of this one.
 
         Raises:
+            InvalidParameterError: more streams at once than the tenant ever has; waiting would not help.
             RateLimitedError, TooManyStreamsError: `retry_after_s` is when the same request is let in if nothing else of
                 this tenant comes before; for streams, a guess from how long the last ones took.
         """
         limits = self._limits()
         if limits.max_streams is not None:
+            if num_streams > limits.max_streams:
+                told = f"num_samples: this tenant has at most {limits.max_streams} streams at one time"
+                raise InvalidParameterError(told, field="num_samples")
             num_running = self.num_streams - num_ending
             num_too_many = num_running + num_streams - limits.max_streams * (2 if resumes else 1)
             if num_too_many > 0:

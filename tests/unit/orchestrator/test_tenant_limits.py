@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.tenant_limits import TenantLimits, TenantTable, TenantUse
-from specdec.errors import RateLimitedError, SpecdecError, TooManyStreamsError
+from specdec.errors import InvalidParameterError, RateLimitedError, SpecdecError, TooManyStreamsError
 
 ODD_RATES = st.floats(0.01, 100.0, allow_nan=False)
 
@@ -73,6 +73,15 @@ def test_streams_at_one_time_are_bounded_and_free_when_they_end() -> None:
     assert refusal(use, 0.0) is None
     use.end(3, 1.0)
     assert refusal(use, 0.0, num_streams=3) is None
+
+
+def test_more_samples_than_a_tenant_ever_has_streams_are_not_told_to_come_again() -> None:
+    use = use_with(TenantLimits(max_streams=4))
+    refused = refusal(use, 0.0, num_streams=5)
+    assert isinstance(refused, InvalidParameterError)
+    assert refused.retry_after_s is None
+    assert refused.metadata == {"field": "num_samples"}
+    assert refusal(use, 0.0, num_streams=4) is None
 
 
 def test_a_refused_request_takes_nothing() -> None:
