@@ -90,7 +90,7 @@ def read_access(
         token = token_file.read_text().strip()
     token = token or os.environ.get(TOKEN_VARIABLE) or None
     if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
-        raise UsageError("the token holds what no token can")
+        raise UsageError("the token holds spaces or letters that no token has")
     if tls is False and tls_ca is not None:
         raise UsageError(f"either --plaintext or --tls-ca (which ${TLS_CA_VARIABLE} gives too)")
     encrypted = bool(tls) or tls_ca is not None

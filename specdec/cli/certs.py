@@ -25,6 +25,8 @@ def certs(
         from specdec.messages.cluster import Role
         from specdec.wire.role_identity import dns_name
 
+        if folder.exists() and not folder.is_dir():
+            raise UsageError(f"{folder} is no folder")
         folder.mkdir(parents=True, exist_ok=True)
         try:
             authority = DevelopmentAuthority.in_folder(folder, AUTHORITY, days)

@@ -7,6 +7,8 @@ from specdec.cli.processes import RoleProgress, RoleState
 from specdec.cli.terminal_text import printable
 
 _NOTE_EVERY_S = 10.0
+_WAITS = {"": "starting", "listening": "loading"}
+"""What a role that is not ready does after its last word; other words tell it themselves."""
 _LINES = {
     RoleState.READY: ("ready", "green"),
     RoleState.STOPPED: ("stopped", "dim"),
@@ -43,7 +45,9 @@ class ClusterView:
         detail, at_s = self._last_note.get(progress.name, ("", -_NOTE_EVERY_S))
         if progress.detail != detail or progress.elapsed_s - at_s >= _NOTE_EVERY_S:
             self._last_note[progress.name] = (progress.detail, progress.elapsed_s)
-            self._write(progress.name, f"{progress.detail or 'starting'} ... {progress.elapsed_s:.0f} s", "dim")
+            self._write(
+                progress.name, f"{_WAITS.get(progress.detail, progress.detail)} ... {progress.elapsed_s:.0f} s", "dim"
+            )
 
     def _write(self, name: str, text: str, style: str) -> None:
         self._console.print(Text(f"{name:<13}", style="bold"), Text(text, style=style), soft_wrap=True)

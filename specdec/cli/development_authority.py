@@ -4,6 +4,7 @@ import dataclasses
 import datetime
 import ipaddress
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Self
@@ -15,6 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 _NAME = "specdec development authority"
+_DNS_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9-]*[A-Za-z0-9_])?)*")
 _CLOCKS_DIFFER = datetime.timedelta(hours=1)
 
 
@@ -93,7 +95,9 @@ def _general_name(name: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
-        return x509.DNSName(name)  # raises ValueError for letters that a name must have encoded
+        if not _DNS_NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is neither a DNS name nor an address") from None
+        return x509.DNSName(name)
 
 
 def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:

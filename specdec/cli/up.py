@@ -70,6 +70,8 @@ def up(
             ).validated()
         except ValueError as error:
             raise UsageError(str(error)) from None
+        if auth_tokens is not None and not auth_tokens.is_file():
+            raise UsageError(f"--auth-tokens: there is no file {auth_tokens}")
         _require_free(listen)
         require_loopback("--listen", listen, insecure_bind=insecure_bind or certificates is not None)
         asyncio.run(_run(options, verbose=verbose))

@@ -79,6 +79,25 @@ def test_files_that_are_no_authority_are_not_written_over(tmp_path: Path) -> Non
     assert (tmp_path / "ca.key").read_text() == "mine too"
 
 
+@pytest.mark.parametrize(
+    "host", ["two words", "https://specdec.example.org", "specdec.example.org:443", "-x", "bücher.example"]
+)
+def test_a_host_that_can_be_no_name_is_refused(tmp_path: Path, host: str) -> None:
+    shown = CliRunner().invoke(app, ["certs", str(tmp_path), "--host", host])
+    assert (shown.exit_code, "neither a DNS name nor an address" in shown.output) == (2, True)
+
+
+def test_a_file_in_the_place_of_the_folder_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "pki").write_text("mine")
+    shown = CliRunner().invoke(app, ["certs", str(tmp_path / "pki")])
+    assert (shown.exit_code, "is no folder" in shown.output) == (2, True)
+
+
+def test_tokens_that_are_not_there_are_told_before_anything_starts(tmp_path: Path) -> None:
+    shown = CliRunner().invoke(app, ["up", "--auth-tokens", str(tmp_path / "tokens.json")])
+    assert (shown.exit_code, "--auth-tokens: there is no file" in shown.output) == (2, True)
+
+
 @pytest.mark.parametrize("missing", ["ca.crt", "drafter.key"])
 def test_a_cluster_with_a_folder_that_lacks_a_file_is_told_so_before_anything_starts(
     tmp_path: Path, missing: str
