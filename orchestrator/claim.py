@@ -1,6 +1,7 @@
 """What a session's owner asks a verifier for. Plain data."""
 
 import dataclasses
+import time
 
 from orchestrator.record import SessionRecord
 from orchestrator.samples import Placement
@@ -37,3 +38,8 @@ class Claim:
     @property
     def must_be_new(self) -> bool:
         return not self.committed_token_ids and self.unread_prompt_of is None
+
+    @property
+    def is_past_deadline(self) -> bool:
+        """Whether the client has given up."""
+        return self.deadline is not None and time.monotonic() >= self.deadline

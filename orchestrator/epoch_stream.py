@@ -21,8 +21,15 @@ from orchestrator.progress import Progress
 from orchestrator.record_writer import RecordWriter
 from orchestrator.runner_context import RunnerContext
 from orchestrator.side_tasks import begin_beside, cancel_and_wait
-from specdec.errors import DrainingError, FencedError, PeerUnavailableError, SpecdecError, VerifierLostError
-from specdec.messages import AttachmentChange, Commit, Draining, Fenced, PromptLogprobs, SessionFinished
+from specdec.errors import (
+    DeadlineError,
+    FencedError,
+    OverloadedError,
+    PeerUnavailableError,
+    SpecdecError,
+    VerifierLostError,
+)
+from specdec.messages import AttachmentChange, Commit, Draining, Fenced, PromptLogprobs, SessionEvent, SessionFinished
 from specdec.session import UnexpectedEventError
 
 _log = structlog.get_logger(__name__)
@@ -89,7 +96,8 @@ class EpochStream:
             FencedError: another owner has the session.
             SlowReaderError: the client does not read.
             StoreUnavailableError: strict, and the store does not answer.
-            SpecdecError: what else the verifier ended the stream with.
+            OverloadedError: the verifier turned away a session without output.
+            DeadlineError: the client's deadline passed.
         """
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(contextlib.aclosing(self._opening.events))
@@ -126,44 +134,49 @@ class EpochStream:
             yield
 
     async def _relay(self, may_move: Callable[[], bool]) -> None:
-        try:
-            async for event in self._opening.events:
-                match event:
-                    case Commit():
-                        await self._relay_commit(event)
-                    case PromptLogprobs():
-                        if (untold := self._progress.prompt_logprobs(event)) is not None:
-                            self._outbox.put(untold)
-                    case SessionFinished():
-                        self._context.cluster.report(self._opening.verifier, Outcome.WORKED)
-                        for frame in self._progress.finish(event):
-                            self._outbox.put(frame)
-                        return
-                    case Fenced():
-                        self._progress.apply(event)
-                        raise FencedError("another owner has the session")
-                    case _:
-                        self._progress.apply(event)
-                if isinstance(event, AttachmentChange) and self._keeper is not None:
-                    self._keeper.note(event)
-                if isinstance(event, Draining):
-                    self._is_draining = True
-                    self._context.cluster.note_draining(self._opening.verifier)
-                is_left = self._is_draining or self._context.cluster.is_drained(self.verifier)
-                if is_left and may_move():
-                    raise VerifierLostError("the verifier drains")
-        except (PeerUnavailableError, DrainingError) as error:
-            self._context.cluster.report(self._opening.verifier, error)
-            if isinstance(error, PeerUnavailableError):
-                self._context.cluster.suspect(self._opening.verifier)
-            raise VerifierLostError("the verifier was lost") from error
-        except SpecdecError as error:
-            if type(error) is SpecdecError:  # a fault of the verifier's own
-                self._context.cluster.report(self._opening.verifier, error)
-                raise VerifierLostError("the verifier failed") from error
-            raise
+        while (event := await self._next_event()) is not None:
+            match event:
+                case Commit():
+                    await self._relay_commit(event)
+                case PromptLogprobs():
+                    if (untold := self._progress.prompt_logprobs(event)) is not None:
+                        self._outbox.put(untold)
+                case SessionFinished():
+                    self._context.cluster.report(self._opening.verifier, Outcome.WORKED)
+                    for frame in self._progress.finish(event):
+                        self._outbox.put(frame)
+                    return
+                case Fenced():
+                    self._progress.apply(event)
+                    raise FencedError("another owner has the session")
+                case _:
+                    self._progress.apply(event)
+            if isinstance(event, AttachmentChange) and self._keeper is not None:
+                self._keeper.note(event)
+            if isinstance(event, Draining):
+                self._is_draining = True
+                self._context.cluster.note_draining(self._opening.verifier)
+            is_left = self._is_draining or self._context.cluster.is_drained(self.verifier)
+            if is_left and may_move():
+                raise VerifierLostError("the verifier drains")
         self._context.cluster.report(self._opening.verifier, Outcome.FAILED)
         raise VerifierLostError("the verifier ended the stream")
+
+    async def _next_event(self) -> SessionEvent | None:
+        """None at the stream's end. It took the request when it opened the session: what it ends the stream with is its
+        own trouble, not the client's."""
+        try:
+            return await anext(self._opening.events, None)
+        except SpecdecError as error:
+            if isinstance(error, DeadlineError) and self._claim.is_past_deadline:
+                raise
+            if isinstance(error, OverloadedError) and not self._progress.has_output:
+                raise  # the client loses nothing, and is told when to come again
+            is_full = isinstance(error, OverloadedError)  # and answers still
+            self._context.cluster.report(self._opening.verifier, Outcome.ANSWERED if is_full else error)
+            if isinstance(error, PeerUnavailableError):
+                self._context.cluster.suspect(self._opening.verifier)
+            raise VerifierLostError(f"the verifier ended the stream: {error.reason}") from error
 
     async def _relay_commit(self, commit: Commit) -> None:
         if not self._progress.has_streamed:

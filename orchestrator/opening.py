@@ -26,11 +26,14 @@ from specdec.errors import (
     DrainingError,
     FencedError,
     LoadingError,
+    NotOfferedError,
     NoVerifierError,
     NumericsUnavailableError,
     OverloadedError,
     PeerUnavailableError,
+    PermissionDeniedError,
     SpecdecError,
+    UnauthenticatedError,
     UnknownModelError,
     VerifierLostError,
 )
@@ -46,8 +49,17 @@ _MIN_REST_S = 0.1
 _MAX_REST_S = 2.0
 _RETRY_AFTER_S = 1.0
 
-_REFUSALS = (DrainingError, LoadingError, OverloadedError)
-"""The verifier answered, and has no rows of the session."""
+_REFUSALS = (
+    DrainingError,
+    LoadingError,
+    NotOfferedError,
+    OverloadedError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+    UnknownModelError,
+)
+"""The verifier answered, and has no rows of the session; nor is it the request's fault. What it does not permit is this
+orchestrator's certificate, and the model was one that it had told of."""
 
 _log = structlog.get_logger(__name__)
 
@@ -155,31 +167,27 @@ class Opener:
             self._context.cluster.report(verifier, Outcome.TRIED)
             try:
                 first, events = await self._first_event(claim, verifier)
-            except (*_REFUSALS, PeerUnavailableError, VerifierLostError, TimeoutError) as error:
-                last_error = error if isinstance(error, SpecdecError) else None
+            except (SpecdecError, TimeoutError) as error:
+                self._report_failure(claim, verifier, error)
+                if self._is_final(claim, error) or (fault is not None and type(error) is SpecdecError):
+                    raise
                 fields = {"verifier": verifier.endpoint, "error": type(error).__name__}
                 _log.warning("verifier_not_opened", session_id=claim.session_id, **fields)
-                # A full verifier is not left alone: who asks it is told that it is full, and for how long.
-                self._context.cluster.report(
-                    verifier, Outcome.ANSWERED if isinstance(error, OverloadedError) else error
-                )
-                if not isinstance(error, _REFUSALS):
+                last_error = error if isinstance(error, SpecdecError) else None
+                if type(error) is SpecdecError and not self._progress.was_opened:
+                    # A fault of the verifier's own, or of a request that hurts them all: one other is asked, no more.
+                    fault = error
+                elif not isinstance(error, _REFUSALS):
                     was_lost = True
-                    await self._ownership.next_epoch()
-                rests[verifier.endpoint, verifier.incarnation] = time.monotonic() + rest_s if was_lost else math.inf
+                if not isinstance(error, _REFUSALS):
+                    await self._ownership.next_epoch()  # it may have rows of this one
+                asks_again = was_lost and fault is not error
+                rests[verifier.endpoint, verifier.incarnation] = time.monotonic() + rest_s if asks_again else math.inf
                 rest_s = min(2 * rest_s, _MAX_REST_S)
                 continue
-            except BaseException as error:  # the request's own fault, or its client is gone, or its deadline passed
-                own = isinstance(error, DeadlineError)
-                self._context.cluster.report(verifier, Outcome.ABANDONED if own else error)
-                if type(error) is not SpecdecError or fault is not None:
-                    raise
-                # A fault of the verifier's own, or of a request that hurts them all: one other is asked, no more.
-                _log.warning("verifier_failed_at_open", session_id=claim.session_id, verifier=verifier.endpoint)
-                fault = error
-                rests[verifier.endpoint, verifier.incarnation] = math.inf
-                await self._ownership.next_epoch()  # it may have rows of this one
-                continue
+            except BaseException:  # its client is gone, or its deadline passed
+                self._context.cluster.report(verifier, Outcome.ABANDONED)
+                raise
             self._context.cluster.report(verifier, Outcome.ANSWERED)
             if isinstance(first, Opened):
                 return OpenedSession(verifier, first, events)
@@ -189,6 +197,27 @@ class Opener:
             num_fenced += 1
             await self._ownership.next_epoch(first.highest_epoch)
         raise FencedError("another owner claims the session too")
+
+    def _is_final(self, claim: Claim, error: SpecdecError | TimeoutError) -> bool:
+        """Whether no other verifier is to be asked. Where one took the request before, what others refuse it for is a
+        limit of their own; else it is the request's fault."""
+        match error:
+            case DeadlineError():
+                return claim.is_past_deadline
+            case PeerUnavailableError() | VerifierLostError() | TimeoutError():
+                return False
+            case _ if isinstance(error, _REFUSALS) or type(error) is SpecdecError:
+                return False
+            case _:
+                return not self._progress.was_opened
+
+    def _report_failure(self, claim: Claim, verifier: EndpointView, error: SpecdecError | TimeoutError) -> None:
+        outcome: Outcome | BaseException = error
+        if isinstance(error, OverloadedError):  # not left alone: who asks it is told that it is full, and for how long
+            outcome = Outcome.ANSWERED
+        elif isinstance(error, DeadlineError) and claim.is_past_deadline:
+            outcome = Outcome.ABANDONED
+        self._context.cluster.report(verifier, outcome)
 
     def _choose(self, claim: Claim, excluded: Collection[str], preferred: str, *, others_too: bool) -> EndpointView:
         """One of equal numerics where the session has tokens already; raises as choose_verifier."""

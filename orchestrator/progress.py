@@ -78,6 +78,11 @@ class Progress:
         return self._opened is not None
 
     @property
+    def has_output(self) -> bool:
+        """Whether any is committed, of this stream or of those before it."""
+        return self.session.committed_length > self.session.prompt_length
+
+    @property
     def opened(self) -> Opened:
         """The last verifier's."""
         if self._opened is None:
@@ -106,12 +111,11 @@ class Progress:
         """
         if self._opened is None:
             return self._claim
-        has_output = self.session.committed_length > self.session.prompt_length
         return dataclasses.replace(
             self._claim,
             spec=self.spec_in_force,
-            committed_token_ids=self._prefix.snapshot() if has_output else (),
-            prompt_length=self.session.prompt_length if has_output else 0,
+            committed_token_ids=self._prefix.snapshot() if self.has_output else (),
+            prompt_length=self.session.prompt_length if self.has_output else 0,
             numerics_fingerprint=self._numerics_fingerprint,
             recorded_token_ids=self._untold,
             recorded_epoch=self._opened.kept_epoch if self._untold else Epoch(0),

@@ -427,6 +427,7 @@ async def test_where_no_equal_verifier_is_left_another_goes_on_and_the_client_is
         await routed(client, 2)
         call = client.call(SPEC)
         answer = await read_until_tokens(call, 4)
+        verifiers[0].round_s = STANDS_STILL_S  # for as long as it takes the other to come up
         await some.start(1)
         await routed(client, 3)
         await some.lose(0)
@@ -463,6 +464,7 @@ async def test_who_wants_equal_numerics_alone_is_told_and_resumes_when_they_are_
         await routed(client, 2)
         call = client.call(spec, "strict")
         answer = await read_until_tokens(call, 4)
+        verifiers[0].round_s = STANDS_STILL_S  # for as long as it takes the other to come up
         await some.start(1)
         await routed(client, 3)
         await some.lose(0)
@@ -470,6 +472,7 @@ async def test_who_wants_equal_numerics_alone_is_told_and_resumes_when_they_are_
         assert isinstance(told, errors.NumericsUnavailableError)
         assert told.metadata["session_id"] == "strict"
         assert isinstance(await error_of(client.resume("strict", answer.token_ids)), errors.NumericsUnavailableError)
+        hurry(some)
         await some.start(0)
         await routed(client, 3)
         assert (await client.resume("strict", answer.token_ids)).token_ids == OUTPUT
