@@ -17,8 +17,6 @@ from specdec.errors import FencedError, SessionExistsError, StoreUnavailableErro
 from specdec.ids import Epoch
 from specdec.messages import Fenced
 
-_RENEWALS_PER_LEASE = 3
-
 _log = structlog.get_logger(__name__)
 
 
@@ -109,7 +107,7 @@ class Ownership:
 
     async def _renew(self, on_fenced: Callable[[], object]) -> None:
         while True:
-            await asyncio.sleep(self._store.settings.lease_s / _RENEWALS_PER_LEASE)
+            await asyncio.sleep(self._store.settings.renewal_interval_s)
             if self.epoch == 0 or not self._store_is_reachable():
                 continue
             async with self._lock:

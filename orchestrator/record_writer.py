@@ -16,7 +16,6 @@ from specdec.errors import FencedError, StoreUnavailableError
 from specdec.params import FinishReason
 
 _QUEUE_LIMIT = 64
-_RENEWALS_PER_LEASE = 3
 _MIN_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 2.0
 _CLOSE_TIMEOUT_S = 2.0
@@ -102,7 +101,7 @@ class RecordWriter:
 
     def _expect_renewal(self) -> None:
         """One timer for each renewal, not one for each commit."""
-        interval_s = self._store.settings.lease_s / _RENEWALS_PER_LEASE
+        interval_s = self._store.settings.renewal_interval_s
         self._is_renewal_due = False
         self._renewal = asyncio.get_running_loop().call_later(interval_s, self._ask_for_renewal)
 

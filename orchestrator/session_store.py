@@ -22,6 +22,7 @@ from specdec.params import FinishReason
 
 _SESSION_SCRIPTS = ("acquire", "bump", "renew", "release", "commit", "restore", "cancel", "read", "reap")
 _SHARED_SCRIPTS = ("index_add", "index_due", "index_settle", "drained_set", "drained_read")
+_RENEWALS_PER_LEASE = 3
 _DRAINED_KEY = "specdec:drained"
 _DRAINED_TTL_S = 7 * 86_400.0
 """A drain is forgotten when no orchestrator has asked for so long."""
@@ -92,6 +93,11 @@ class StoreSettings:
     call_timeout_s: float = 1.0
     token_key_file: Path | None = None
 
+    @property
+    def renewal_interval_s(self) -> float:
+        """How often an owner renews: two renewals may fail before its lease is over."""
+        return self.lease_s / _RENEWALS_PER_LEASE
+
 
 def _milliseconds(seconds: float) -> str:
     return str(max(1, round(seconds * 1000)))
@@ -142,8 +148,8 @@ class SessionStore:
             self.lease_index.note(session_id, self.settings.lease_s)
         return reply
 
-    async def bump(self, lease: Lease, *, epoch_floor: int = 0, request_id: str | None = None) -> BumpReply:
-        """The same owner goes on under a new epoch, max(record's, epoch_floor) + 1, with its rounds counted from 0.
+    async def bump(self, lease: Lease, *, request_id: str | None = None) -> BumpReply:
+        """The same owner goes on under the next epoch, with its rounds counted from 0.
 
         Fences what still runs under the old one and renews the lease. OK, FENCED or LOST. After LOST a `restore` under
         a higher epoch does the same.
@@ -154,7 +160,6 @@ class SessionStore:
             [
                 str(lease.epoch),
                 lease.owner_nonce.hex(),
-                str(epoch_floor),
                 _milliseconds(self.settings.lease_s),
                 _milliseconds(self.settings.session_ttl_s),
             ],

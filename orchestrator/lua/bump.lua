@@ -1,14 +1,12 @@
 -- The same owner goes on under a higher epoch, at another verifier: whoever still acts under the old one is fenced.
--- ARGV: request id, epoch, nonce, epoch floor, lease_ms, ttl_ms. Answers OK with the new epoch, FENCED or LOST with the
--- record's.
-local epoch, nonce, epoch_floor, lease_ms, ttl_ms =
-  tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
+-- ARGV: request id, epoch, nonce, lease_ms, ttl_ms. Answers OK with the new epoch, FENCED or LOST with the record's.
+local epoch, nonce, lease_ms, ttl_ms = tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4]), ARGV[5]
 
 local denied, record_epoch = not_owner(epoch, nonce)
 if denied then
   return answer(denied, record_epoch)
 end
-epoch = math.max(record_epoch, epoch_floor) + 1
+epoch = record_epoch + 1
 redis.call('HSET', record_key, 'epoch', whole(epoch), 'lease_expires_ms', whole(now_ms() + lease_ms))
 redis.call('HDEL', record_key, 'abandoned_ms')
 count_rounds_from_zero()

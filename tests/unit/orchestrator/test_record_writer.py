@@ -20,7 +20,7 @@ class CountingStore:
         self.answering = asyncio.Event()
         self.answering.set()
         self.renewed = asyncio.Event()
-        self.settings = SimpleNamespace(lease_s=10.0)
+        self.settings = SimpleNamespace(renewal_interval_s=3.0)
 
     async def restore(self, checkpoint: object) -> WriteStatus:
         self.calls.append("restore")
@@ -91,7 +91,7 @@ async def test_what_is_flushed_is_in_the_store_when_flush_returns():
 
 async def test_the_lease_of_a_session_that_commits_nothing_is_renewed_again_and_again():
     store = CountingStore()
-    store.settings.lease_s = 0.03
+    store.settings.renewal_interval_s = 0.01
     writing = asyncio.create_task(new_writer(store).run())
     async with asyncio.timeout(10):
         for _ in range(3):
