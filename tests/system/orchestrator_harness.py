@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import dataclasses
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
@@ -35,12 +34,6 @@ SLOW_S = 0.05
 
 def long_spec(max_new_tokens: int = 2000) -> GenerationSpec:
     return dataclasses.replace(SPEC, stop=StopCriteria(max_new_tokens=max_new_tokens))
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 class Answer:

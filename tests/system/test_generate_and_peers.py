@@ -12,6 +12,7 @@ from orchestrator.embedded_store import EmbeddedStore
 from orchestrator.record import RecordState
 from orchestrator.session_store import SessionStore
 from specdec import errors
+from specdec.local_store import free_port
 from specdec.params import (
     AcceptanceRule,
     SamplingParams,
@@ -36,7 +37,6 @@ from tests.system.orchestrator_harness import (
     Client,
     drained,
     error_of,
-    free_port,
     long_spec,
     orchestrator,
     read_until_tokens,

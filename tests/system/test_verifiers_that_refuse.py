@@ -11,6 +11,7 @@ from specdec import errors
 from specdec.errors import SpecdecError
 from specdec.v1 import verifier_pb2
 from tests.system.fakes import Context, FakeVerifier
+from tests.system.fleet import fleet, read_to_the_end, slow_verifiers
 from tests.system.orchestrator_harness import (
     DEADLINE_S,
     OUTPUT,
@@ -21,7 +22,6 @@ from tests.system.orchestrator_harness import (
     read_until_tokens,
     routed,
 )
-from tests.system.test_failover import fleet, read_to_the_end, slow_verifiers
 
 pytestmark = pytest.mark.system
 
