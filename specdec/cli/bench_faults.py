@@ -126,7 +126,7 @@ def _finish(
     from rich.console import Console
 
     from specdec.bench.faults.judge import judge
-    from specdec.bench.faults.report import build_campaign_report, kind_table, promise_table
+    from specdec.bench.faults.report import build_campaign_report, kind_table, promise_table, summary_lines
     from specdec.bench.machine import describe_commit, describe_machine
     from specdec.bench.report_file import write_report
 
@@ -147,10 +147,8 @@ def _finish(
     console = Console() if sys.stdout.isatty() else Console(width=_TABLE_WIDTH)
     console.print(kind_table(report["kinds"]))
     console.print(promise_table(promises))
-    console.print(
-        f"{report['num_outputs']} outputs, {report['num_tokens']} tokens, {report['num_failovers']} failovers, "
-        f"stream ends at clients: {report['stream_ends_by_reason']}; next token after a fault: {report['recovery']}"
-    )
+    for line in summary_lines(report):
+        console.print(line, highlight=False, soft_wrap=True)
     return report
 
 

@@ -38,6 +38,26 @@ def build_campaign_report(
     }
 
 
+def summary_lines(report: Mapping[str, Any]) -> list[str]:
+    """What a person wants to know first, of `build_campaign_report`."""
+    ends = ", ".join(f"{count} {reason}" for reason, count in sorted(report["stream_ends_by_reason"].items())) or "none"
+    pauses = report["recovery"]
+    lines = [
+        f"{report['num_faults']} faults, {report['num_outputs']} outputs, {report['num_tokens']} tokens, "
+        f"{report['num_failovers']} failovers; streams that ended at clients: {ends}"
+    ]
+    if pauses["num_pauses"]:
+        lines.append(
+            f"next token after a fault: median {pauses['median_s']:.2f} s, p99 {pauses['p99_s']:.2f} s, "
+            f"at most {pauses['max_s']:.2f} s, of {pauses['num_pauses']}"
+        )
+    if num_broken := sum(promise["num_broken"] for promise in report["promises"]):
+        lines.append(f"promises broken: {num_broken} times")
+    elif report["num_faults"]:
+        lines.append("every promise was kept")
+    return lines
+
+
 def _of_kind(faults: Sequence[FaultRecord]) -> dict[str, Any]:
     times_s = [time_s for fault in faults for time_s in recovery_times_s(fault)]
     return {
