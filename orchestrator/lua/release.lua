@@ -8,7 +8,8 @@ if denied then
   return answer(denied, record_epoch)
 end
 redis.call('HSET', record_key, 'lease_expires_ms', '0')
-if finish_reason ~= '' then
+-- A claim without a checkpoint has no output that could have ended: commits to it are LOST, as before.
+if finish_reason ~= '' and redis.call('HGET', record_key, 'state') ~= 'CLAIMED' then
   redis.call('HSET', record_key, 'state', 'FINISHED', 'finish_reason', finish_reason)
 end
 keep_for(ttl_ms)

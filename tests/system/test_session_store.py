@@ -440,3 +440,12 @@ async def test_a_server_that_does_not_answer_is_reported_in_time() -> None:
             await store.acquire(S, new_nonce())
         assert time.monotonic() - began < 1.0
     stuck.close()
+
+
+async def test_a_claim_that_nobody_opened_cannot_be_finished_and_takes_no_commit(store: SessionStore) -> None:
+    lease = await acquired(store)
+    assert await store.release(lease, FinishReason.LENGTH) is WriteStatus.OK
+    record = await store.read(S)
+    assert record is not None
+    assert record.state is RecordState.CLAIMED
+    assert await store.commit(lease, make_round(1, [], [8])) is WriteStatus.LOST

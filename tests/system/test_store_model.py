@@ -124,7 +124,8 @@ class Model:
             return denial
         record = self.owned(lease)
         record.leased = False
-        record.state = RecordState.FINISHED if finished else record.state
+        if finished and record.state is not RecordState.CLAIMED:
+            record.state = RecordState.FINISHED
         return WriteStatus.OK
 
     def cancel(self) -> bool:
