@@ -47,9 +47,8 @@ class LastGood(Generic[Content]):
                 self._signature = signature  # before the attempt: what is wrong now is told once
                 try:
                     self._content = self._read()
-                except (OSError, UnusableFileError) as error:
-                    reason = error.strerror or "unreadable" if isinstance(error, OSError) else str(error)
-                    _log.warning("files_not_usable_last_good_ones_stay", what=self._what, fault=reason)
+                except Exception as error:  # whatever a reader failed to foresee: a role that runs goes on
+                    _log.warning("files_not_usable_last_good_ones_stay", what=self._what, fault=_fault(error))
                 else:
                     _log.info("files_read_again", what=self._what)
             return self._content
@@ -64,3 +63,14 @@ def _signature_of(path: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def _fault(error: Exception) -> str:
+    """Quotes nothing of the files: what is not an error of theirs may."""
+    match error:
+        case OSError():
+            return error.strerror or "unreadable"
+        case UnusableFileError():
+            return str(error)
+        case _:
+            return type(error).__name__

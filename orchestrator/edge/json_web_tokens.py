@@ -109,7 +109,7 @@ def _read(path: Path) -> Mapping[str, jwt.PyJWK]:
     try:
         listed = json.loads(path.read_bytes())["keys"]
         entries = [dict(entry) for entry in listed]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise UnusableFileError(f"{path} holds no JSON Web Key Set") from None
     keys = {}
     for number, entry in enumerate(entries):

@@ -12,6 +12,7 @@ from typing import cast
 import grpc
 import structlog
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from specdec.config import CertificatePaths
@@ -19,6 +20,9 @@ from specdec.errors import UnusableFileError
 from specdec.last_good import LastGood
 
 _EXPIRY_REMINDER_S = 60.0
+_AS_BYTES = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+_MAKES_NO_SENSE = (ValueError, UnsupportedAlgorithm, x509.InvalidVersion, x509.DuplicateExtension)
+"""What the library raises for bytes that are not what they should be: some parts are read when they are asked for."""
 
 _log = structlog.get_logger(__name__)
 
@@ -46,25 +50,25 @@ def read_certificate(paths: CertificatePaths) -> Certificate:
     authorities_pem = None if paths.authorities is None else paths.authorities.read_bytes()
     try:
         leaf = x509.load_pem_x509_certificates(chain_pem)[0]
-    except ValueError:
+        public_key, dns_names = leaf.public_key().public_bytes(*_AS_BYTES), _dns_names(leaf)
+    except _MAKES_NO_SENSE:
         raise UnusableFileError(f"{paths.certificate} holds no certificate in PEM") from None
     try:
         key = load_pem_private_key(private_key_pem, password=None)
-    except (ValueError, TypeError):  # TypeError: it has a password
+    except (*_MAKES_NO_SENSE, TypeError):  # TypeError: it has a password
         raise UnusableFileError(f"{paths.private_key} holds no private key in PEM, or one with a password") from None
-    as_bytes = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    if key.public_key().public_bytes(*as_bytes) != leaf.public_key().public_bytes(*as_bytes):
+    if key.public_key().public_bytes(*_AS_BYTES) != public_key:
         raise UnusableFileError(f"{paths.private_key} is not the key of {paths.certificate}")
     if authorities_pem is not None:
         try:
             x509.load_pem_x509_certificates(authorities_pem)
-        except ValueError:
+        except _MAKES_NO_SENSE:
             raise UnusableFileError(f"{paths.authorities} holds no certificate in PEM") from None
     if _is_expired(leaf.not_valid_after_utc):
         raise UnusableFileError(
             f"the certificate in {paths.certificate} expired at {leaf.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
         )
-    return Certificate(chain_pem, private_key_pem, authorities_pem, _dns_names(leaf), leaf.not_valid_after_utc)
+    return Certificate(chain_pem, private_key_pem, authorities_pem, dns_names, leaf.not_valid_after_utc)
 
 
 class CertificateFiles:

@@ -160,6 +160,7 @@ SYMMETRIC = {"kty": "oct", "k": "c2VjcmV0LXNlY3JldC1zZWNyZXQtc2VjcmV0", "kid": "
         json.dumps({"keys": [{**PUBLIC_KEYS[0], "n": "AQAB", "e": "%%"}]}),
         json.dumps({"keys": [RSAAlgorithm.to_jwk(RSA_KEY, as_dict=True)]}),
         json.dumps({"keys": [PUBLIC_KEYS[0], PUBLIC_KEYS[0]]}),
+        '{"keys": ' + "[" * 100_000,
     ],
 )
 def test_a_key_set_that_makes_no_sense_or_holds_secrets_is_refused_at_the_start(tmp_path: Path, content: str) -> None:

@@ -1,7 +1,9 @@
 """Certificate files are replaced while roles run: both ends take the new ones, and nothing that runs breaks."""
 
+import contextlib
 import datetime
 import os
+import ssl
 from pathlib import Path
 
 import grpc.aio
@@ -11,6 +13,7 @@ import trustme
 
 from specdec.config import CertificatePaths, WireSettings
 from specdec.errors import UnusableFileError
+from specdec.last_good import LastGood
 from specdec.messages.cluster import Role
 from specdec.v1 import verifier_pb2, verifier_pb2_grpc
 from specdec.wire.certificates import CertificateFiles, read_certificate
@@ -85,8 +88,23 @@ def garbage_authorities(paths: CertificatePaths, authority: trustme.CA) -> None:
     paths.authorities.write_bytes(b"-----BEGIN CERTIFICATE-----\nAAAA")
 
 
+def a_curve_that_nobody_knows(paths: CertificatePaths, authority: trustme.CA) -> None:
+    curve = bytes.fromhex("06082a8648ce3d030107")  # prime256v1
+    der = ssl.PEM_cert_to_DER_cert(authority.issue_cert(dns_name(Role.VERIFIER)).cert_chain_pems[0].bytes().decode())
+    assert curve in der
+    paths.certificate.write_text(ssl.DER_cert_to_PEM_cert(der.replace(curve, curve[:-1] + b"\x06")))
+
+
 SPOILERS = pytest.mark.parametrize(
-    "spoil", [half_written_key, certificate_before_its_key, no_key, an_expired_one, garbage_authorities]
+    "spoil",
+    [
+        half_written_key,
+        certificate_before_its_key,
+        no_key,
+        an_expired_one,
+        garbage_authorities,
+        a_curve_that_nobody_knows,
+    ],
 )
 
 
@@ -114,6 +132,34 @@ def test_at_the_start_they_are_refused_with_the_files_name(spoil, tmp_path: Path
     spoil(paths, authority)
     with pytest.raises((UnusableFileError, FileNotFoundError), match=str(tmp_path)):
         read_certificate(paths)
+
+
+@pytest.mark.filterwarnings("ignore::cryptography.utils.CryptographyDeprecationWarning")
+def test_a_certificate_with_any_byte_changed_is_read_or_refused(tmp_path: Path, authority: trustme.CA) -> None:
+    paths = write_identity(tmp_path / "verifier", authority, dns_name(Role.VERIFIER))
+    leaf = authority.issue_cert(dns_name(Role.VERIFIER))
+    paths.private_key.write_bytes(leaf.private_key_pem.bytes())
+    der = ssl.PEM_cert_to_DER_cert(leaf.cert_chain_pems[0].bytes().decode())
+    for place, byte in enumerate(der):
+        changed = bytes((*der[:place], byte ^ 1, *der[place + 1 :]))
+        paths.certificate.write_text(ssl.DER_cert_to_PEM_cert(changed))
+        with contextlib.suppress(UnusableFileError):
+            read_certificate(paths)
+
+
+def test_what_a_reader_did_not_foresee_leaves_the_last_good_content_too_and_is_not_quoted(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("good")
+
+    def read() -> str:
+        return {"good": "good"}[path.read_text()]
+
+    files = LastGood([path], read, what="a file")
+    path.write_text("secret")
+    with structlog.testing.capture_logs() as lines:
+        assert files.current() == "good"
+    assert [line["fault"] for line in lines] == ["KeyError"]
+    assert "secret" not in repr(lines)
 
 
 def test_a_swap_of_a_link_as_kubernetes_does_it_is_seen(tmp_path: Path, authority: trustme.CA) -> None:
