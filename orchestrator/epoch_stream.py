@@ -120,7 +120,7 @@ class EpochStream:
     @contextlib.asynccontextmanager
     async def _side_tasks(self, on_fenced: Callable[[], object]) -> AsyncIterator[None]:
         def on_writer_done(writing: asyncio.Task[None]) -> None:
-            if not writing.cancelled() and writing.exception() is not None:
+            if not writing.cancelled() and isinstance(writing.exception(), FencedError):  # a defect is in the log
                 on_fenced()
 
         session_id = self._claim.session_id
