@@ -153,12 +153,15 @@ async def _read(
         target.engine.drafters.stream_broken(stream)
         target.device.post(mailbox.close)
 
+    was_understood = True
     try:
         async for request in requests:
             try:
                 addressed = verify_request_from_pb(request)
             except SpecdecError as error:
-                log.warning("a drafter's message was not understood: %s", error.message)
+                if was_understood:  # how many more come is the drafter's choice, and a line for each would be, too
+                    log.warning("a drafter's message was not understood: %s", error.message)
+                was_understood = False
                 answer = _unreadable(request, error)
                 if answer is not None:
                     mailbox.put(answer)
