@@ -85,7 +85,11 @@ class Ownership:
         claim = self._claim
         async with self._lock:
             reply = await self._store.acquire(
-                claim.session_id, claim.owner_nonce, epoch_floor=floor, must_be_new=claim.must_be_new
+                claim.session_id,
+                claim.owner_nonce,
+                epoch_floor=floor,
+                must_be_new=claim.must_be_new,
+                tenant=claim.tenant,
             )
             if reply.status is AcquireStatus.EXISTS:
                 raise SessionExistsError("the session id is in use")

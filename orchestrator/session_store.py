@@ -124,6 +124,7 @@ class SessionStore:
         *,
         epoch_floor: int = 0,
         must_be_new: bool = False,
+        tenant: str = "",
         request_id: str | None = None,
     ) -> AcquireReply:
         """Claims a session, from another owner too: epoch = max(record's, epoch_floor) + 1.
@@ -140,6 +141,7 @@ class SessionStore:
                 _milliseconds(self.settings.lease_s),
                 _milliseconds(self.settings.session_ttl_s),
                 "1" if must_be_new else "0",
+                tenant,
             ],
             request_id,
         )

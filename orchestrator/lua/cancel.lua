@@ -1,7 +1,7 @@
 -- Deletes a session whoever owns it. Only its epoch stays, raised by one, until the TTL: that fences the owner, which would
 -- otherwise take the deletion for a loss and restore the record.
 -- ARGV: request id, ttl_ms, '1' where the session must be that of a tenant, the tenant.
--- Answers OK or LOST (there is no such session, or it is another tenant's). A claim that was not opened yet is nobody's.
+-- Answers OK or LOST (there is no such session, or it is another tenant's).
 local ttl_ms, has_tenant, tenant = ARGV[2], ARGV[3] == '1', ARGV[4]
 
 local record = redis.call('HMGET', record_key, 'epoch', 'state', 'tenant')

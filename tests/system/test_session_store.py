@@ -449,3 +449,23 @@ async def test_a_claim_that_nobody_opened_cannot_be_finished_and_takes_no_commit
     assert record is not None
     assert record.state is RecordState.CLAIMED
     assert await store.commit(lease, make_round(1, [], [8])) is WriteStatus.LOST
+
+
+async def test_a_claim_is_cancelled_by_its_own_tenant_alone_before_anybody_opened_it(store: SessionStore) -> None:
+    reply = await store.acquire(S, new_nonce(), must_be_new=True, tenant="owner")
+    assert not await store.cancel(S, "thief")
+    assert not await store.cancel(S, "")
+    record = await store.read(S)
+    assert record is not None
+    assert (record.epoch, record.state) == (reply.epoch, RecordState.CLAIMED)
+    assert await store.read(S, "thief") is None
+    assert await store.cancel(S, "owner")
+
+
+async def test_a_name_that_was_cancelled_or_never_opened_is_the_next_claims_tenants(store: SessionStore) -> None:
+    await store.acquire(S, new_nonce(), tenant="first")
+    await store.acquire(S, new_nonce(), tenant="second")
+    assert not await store.cancel(S, "first")
+    assert await store.cancel(S, "second")
+    await store.acquire(S, new_nonce(), tenant="third")
+    assert await store.cancel(S, "third")
