@@ -11,7 +11,9 @@ from specdec.errors import (
     NumericsUnavailableError,
     OverloadedError,
     PeerUnavailableError,
+    RateLimitedError,
     StoreUnavailableError,
+    TooManyStreamsError,
     VerifierLostError,
 )
 from specdec.ids import SessionId
@@ -26,7 +28,9 @@ RESUMABLE = (
     NoVerifierError,
     NumericsUnavailableError,
     OverloadedError,
+    RateLimitedError,
     StoreUnavailableError,
+    TooManyStreamsError,
     VerifierLostError,
 )
 """Once a session has begun. Not after FENCED: somebody else has resumed it, and would be fenced in turn."""

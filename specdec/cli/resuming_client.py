@@ -104,10 +104,13 @@ class ResumingClient:
             except RESUMABLE as error:
                 if len(token_ids) > num_before:
                     last_token_s, pause_s = time.monotonic(), _FIRST_PAUSE_S
-                if time.monotonic() - last_token_s > self._give_up_s:
+                wait_s = max(
+                    pause_s, error.retry_after_s or 0.0
+                )  # who was told when to come again is not let in before
+                if time.monotonic() + wait_s - last_token_s > self._give_up_s:
                     raise
                 self._on_break(error)
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(wait_s)
             pause_s, turn = min(2 * pause_s, _MAX_PAUSE_S), turn + 1
 
 

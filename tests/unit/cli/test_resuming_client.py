@@ -12,6 +12,7 @@ from specdec.errors import (
     NoVerifierError,
     OverloadedError,
     PeerUnavailableError,
+    RateLimitedError,
     SpecdecError,
     VerifierLostError,
 )
@@ -137,3 +138,12 @@ async def test_it_gives_up_where_no_token_comes_any_more() -> None:
     broken = ScriptedOrchestrator([(1, VerifierLostError("lost"))] * 2)
     with pytest.raises(VerifierLostError):
         await _read(ResumingClient([broken], give_up_s=0.0))
+
+
+async def test_it_comes_again_when_it_was_told_and_not_where_that_is_too_late() -> None:
+    refused = RateLimitedError("over its share", retry_after_s=0.01)
+    patient = ScriptedOrchestrator([(2, VerifierLostError("lost")), (-1, refused)])
+    assert _tokens(await _read(ResumingClient([patient]))) == list(range(NUM_TOKENS))
+    late = ScriptedOrchestrator([(2, VerifierLostError("lost")), (-1, OverloadedError("full", retry_after_s=1000.0))])
+    with pytest.raises(OverloadedError):
+        await _read(ResumingClient([late], give_up_s=30.0))
