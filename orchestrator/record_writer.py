@@ -32,6 +32,7 @@ class RecordWriter:
         self._checkpoint = checkpoint
         self._pending: deque[CommittedRound] = deque()
         self._needs_checkpoint = True
+        self._was_written = False
         self._wake = asyncio.Event()
         self._lock = asyncio.Lock()
         self._is_renewal_due = False
@@ -45,8 +46,8 @@ class RecordWriter:
         self._pending.append(committed)
         self._wake.set()
 
-    async def flush(self) -> None:
-        """Returns when the record holds everything that was pushed.
+    async def flush(self, *, may_restore: bool = True) -> None:
+        """Returns when the record holds everything that was pushed, or needs a checkpoint that may not be written.
 
         Raises:
             FencedError: another owner has the session, or the record has other tokens for a round of ours.
@@ -55,6 +56,8 @@ class RecordWriter:
         async with self._lock:
             while self._needs_checkpoint or self._pending:
                 if self._needs_checkpoint:
+                    if not may_restore:
+                        return
                     await self._write_checkpoint()
                 else:
                     await self._write_commits(tuple(self._pending))
@@ -91,10 +94,14 @@ class RecordWriter:
                 self._wake.set()
 
     async def close(self, finish_reason: FinishReason | None) -> None:
-        """Writes what is left and gives the lease back, within a deadline; a store that is away is left alone."""
+        """Writes what is left and gives the lease back, within a deadline; a store that is away is left alone.
+
+        Of an output that has not ended nothing is restored: its client may have gone on elsewhere, and what the store
+        forgot of that would look older than ours.
+        """
         try:
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                await self.flush()
+                await self.flush(may_restore=finish_reason is not None or not self._was_written)
                 await self._store.release(self._lease, finish_reason)
         except (StoreUnavailableError, FencedError, TimeoutError) as error:
             _log.warning("record_not_closed", session_id=self._lease.session_id, error=type(error).__name__)
@@ -114,7 +121,7 @@ class RecordWriter:
         status = await self._store.restore(checkpoint)
         if status is WriteStatus.FENCED:
             raise FencedError("another owner has the session's record")
-        self._needs_checkpoint = False
+        self._needs_checkpoint, self._was_written = False, True
         while self._pending and self._pending[0].round <= checkpoint.round:
             self._pending.popleft()
 

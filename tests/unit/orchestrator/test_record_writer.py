@@ -17,6 +17,7 @@ class CountingStore:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
+        self.commit_status = WriteStatus.OK
         self.answering = asyncio.Event()
         self.answering.set()
         self.renewed = asyncio.Event()
@@ -29,7 +30,7 @@ class CountingStore:
     async def commit(self, lease: Lease, *rounds: CommittedRound) -> WriteStatus:
         self.calls.append("commit " + " ".join(str(committed.round) for committed in rounds))
         await self.answering.wait()
-        return WriteStatus.OK
+        return self.commit_status
 
     async def renew(self, lease: Lease) -> WriteStatus:
         self.calls.append("renew")
@@ -56,6 +57,22 @@ async def test_a_session_that_ends_with_commits_pending_writes_them_at_once_and_
         writer.push(committed(number))
     await writer.close(FinishReason.LENGTH)
     assert store.calls == ["restore", "commit 1 2 3 4 5", "release"]
+
+
+async def test_what_the_store_forgot_is_not_restored_once_the_client_is_gone():
+    store = CountingStore()
+    writer = new_writer(store)
+    await writer.flush()
+    store.commit_status = WriteStatus.LOST
+    writer.push(committed(1))
+    await writer.close(None)
+    assert store.calls == ["restore", "commit 1", "release"]
+
+
+async def test_an_output_that_ends_before_its_first_write_leaves_a_record():
+    store = CountingStore()
+    await new_writer(store).close(None)
+    assert store.calls == ["restore", "release"]
 
 
 async def test_rounds_that_come_while_a_commit_is_on_its_way_travel_together_in_the_next():
