@@ -13,7 +13,7 @@ pytestmark = pytest.mark.system
 
 KEYS = {
     *("model", "seed", "acceptance_rule", "numerics_fingerprint"),
-    *("text", "token_ids", "finish_reason", "usage", "speculative"),
+    *("text", "token_ids", "finish_reason", "usage", "speculative", "num_failovers", "numerics_changed"),
 }
 
 
