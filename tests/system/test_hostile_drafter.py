@@ -236,7 +236,8 @@ def test_whatever_a_drafter_sends_each_draft_is_answered_once_and_no_output_chan
 
 def test_those_messages_were_not_all_turned_away_at_the_door(system: System) -> None:
     observer = system.verifier.observer
-    assert {"DUPLICATE", "SUPERSEDED", "STALE_EPOCH", "STALE_ATTACHMENT", "TOO_EARLY"} <= set(observer.dropped)
+    # Not SUPERSEDED: whether a draft still waits when the next one comes is a matter of time.
+    assert {"DUPLICATE", "STALE_EPOCH", "STALE_ATTACHMENT", "TOO_EARLY"} <= set(observer.dropped)
     assert {"UNKNOWN_ATTACHMENT", "TOKEN_OUT_OF_VOCABULARY", "MALFORMED_DRAFT"} <= set(observer.refused)
 
 

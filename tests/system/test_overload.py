@@ -10,6 +10,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from orchestrator import sessions
 from orchestrator.embedded_store import EmbeddedStore
 from orchestrator.record import RecordState
 from orchestrator.session_store import SessionStore, StoreSettings
@@ -349,14 +350,29 @@ async def test_a_flood_of_resumes_of_one_session_leaves_one_stream_and_every_oth
         assert (await one.client.generate(SPEC)).token_ids == OUTPUT  # every place is free again
 
 
-async def test_a_flood_of_cancels_is_refused_at_some_point_and_disturbs_nobody() -> None:
+async def test_a_flood_of_cancels_is_refused_at_some_point_and_disturbs_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with served() as one:
         one.verifier.round_s = SLOW_S
         call = one.client.call(SPEC, "calm")
         answer = await read_until_tokens(call, 2)
+        monkeypatch.setattr(sessions, "_MAX_CANCELLING", 1)
+        entered, held = asyncio.Event(), asyncio.Event()
+        cancel = SessionStore.cancel
+
+        async def slow(*arguments: Any) -> bool:
+            entered.set()
+            await held.wait()
+            return await cancel(*arguments)
+
+        monkeypatch.setattr(SessionStore, "cancel", slow)
+        first = asyncio.create_task(one.client.cancel("guess-first"))
+        await entered.wait()
         results = await asyncio.gather(
-            *(one.client.cancel(f"guess-{number}") for number in range(400)), return_exceptions=True
+            *(one.client.cancel(f"guess-{number}") for number in range(100)), return_exceptions=True
         )
-        assert {type(result) for result in results} <= {bool, errors.OverloadedError}
-        assert any(isinstance(result, errors.OverloadedError) for result in results)
+        assert {type(result) for result in results} == {errors.OverloadedError}
+        held.set()
+        assert await first is False
         assert (await read_until_tokens(call, 24, answer)).token_ids == OUTPUT

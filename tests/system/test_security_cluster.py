@@ -1,5 +1,6 @@
 """A whole system under TLS: every role as a process of its own, with the certificates that `specdec certs` writes."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -109,10 +110,11 @@ async def open_session(channel: grpc.aio.Channel) -> None:
 
 
 async def test_an_output_is_drafted_verified_and_streamed_under_tls(secured: Secured) -> None:
-    async with secured.client() as client:
+    async with asyncio.timeout(DEADLINE_S), secured.client() as client:
         answer = await collect(client.generate(spec()))
-    assert len(answer.token_ids) == 48
-    assert answer.acceptance_rate is not None  # the drafter reached the verifier, and was let in
+        assert len(answer.token_ids) == 48
+        while answer.acceptance_rate is None:  # a short output may end before its drafter is let in at the verifier
+            answer = await collect(client.generate(spec()))
 
 
 async def test_a_drafter_opens_no_session_and_a_verifier_attaches_nobody(secured: Secured) -> None:

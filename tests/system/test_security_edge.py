@@ -256,15 +256,16 @@ async def test_a_server_has_no_more_connections_than_it_may() -> None:
     await server.set_serving()
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(server.stop, 0)
-        watched = []
-        for number in range(3):
-            options = [("grpc.use_local_subchannel_pool", 1), ("test.number", number)]  # connections of their own
+
+        async def watch(number: int) -> int:
+            options = [("grpc.use_local_subchannel_pool", 1), ("test.number", number)]  # a connection of its own
             channel = await stack.enter_async_context(grpc.aio.insecure_channel(endpoint, options))
-            watched.append(health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest()))
-        for call in watched[:2]:
-            assert (await call.read()).status == health_pb2.HealthCheckResponse.SERVING
+            call = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+            return (await call.read()).status
+
+        assert [await watch(0), await watch(1)] == [health_pb2.HealthCheckResponse.SERVING] * 2
         with pytest.raises(grpc.aio.AioRpcError) as raised:
-            await watched[2].read()
+            await watch(2)
         assert type(error_from_rpc(raised.value)) is PeerUnavailableError
 
 

@@ -218,7 +218,7 @@ def test_a_session_that_might_never_draft_says_why():
     bench = Bench(runner=HashRunner(num_blocks=1000, context_limit=1024))
     bench.runner.on_forward = lambda num_rows: setattr(bench, "now", bench.now + FORWARD_S)
     bench.engine._flow._trials.num_speculating = lambda *load, **options: 0  # type: ignore[method-assign]
-    bench.run(bench.open((1, 2)))  # from here on it is known what forwards take
+    bench.run(bench.open((1, 2), session_id="before"))  # from here on it is known what forwards take
     session = bench.open((5, 6, 7))
     drafter = Drafter(bench)
     drafter.attach(session)
