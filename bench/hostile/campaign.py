@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import json
 import time
 from collections.abc import Iterator
@@ -15,8 +16,7 @@ from bench.hostile.sound import sound_messages, sound_requests
 from specdec.cli.client import GenerationClient
 from specdec.cli.cluster_options import ClusterOptions
 from specdec.cli.processes import LocalCluster
-from specdec.errors import OverloadedError, SpecdecError
-from specdec.ids import SessionId
+from specdec.errors import OverloadedError, SessionExistsError, SpecdecError
 from specdec.messages import Delta
 from specdec.params import GenerationSpec, SamplingParams, StopCriteria
 from specdec.v1 import admin_pb2, drafter_pb2, generation_pb2, verifier_pb2
@@ -53,15 +53,16 @@ async def _output(client: GenerationClient, number: int, session_id: str = "") -
     return [token_id async for event in events if isinstance(event, Delta) for token_id in event.token_ids]
 
 
-async def _stay_honest(client: GenerationClient, number: int, expected: list[int], tally: Honest) -> None:
-    """One output after the other until cancelled, under names that hostile messages use too."""
-    session_id = SessionId(f"honest-{number}")
-    while True:
+async def _stay_honest(
+    client: GenerationClient, number: int, expected: list[int], names: list[str], tally: Honest
+) -> None:
+    """One output after the other until cancelled; hostile messages use the name of the one that runs."""
+    for turn in itertools.count():
+        names[number] = f"honest-{number}-{turn}"
         try:
             async with asyncio.timeout(HONEST_TIMEOUT_S):
-                same = await _output(client, number, session_id) == expected
-                await client.cancel(session_id)  # the name is free again
-        except OverloadedError:
+                same = await _output(client, number, names[number]) == expected
+        except (OverloadedError, SessionExistsError):  # or a stranger was first to use the name
             tally.turned_away += 1
             await asyncio.sleep(0.1)
         except (SpecdecError, TimeoutError):
@@ -71,11 +72,10 @@ async def _stay_honest(client: GenerationClient, number: int, expected: list[int
             tally.changed += not same
 
 
-def _targets(cluster: LocalCluster) -> dict[str, Target]:
+def _targets(cluster: LocalCluster, names: list[str]) -> dict[str, Target]:
     """What is sent to whom. Names of honest sessions stand in what untrusted peers send, not where only a credential
     would keep a stranger from acting as their owner."""
-    names = [f"honest-{number}" for number in range(NUM_HONEST)]
-    guessed = {"session_id": [*names, "nobody"], "epoch": [1, 2, 3], "attachment_id": [1, 2, 3]}
+    guessed = {"session_id": names, "epoch": [1, 2, 3], "attachment_id": [1, 2, 3]}
     strangers = {"session_id": ["nobody", "a.0"], "owner_nonce": [b"n" * 16], "epoch": [1, 2, 3]}
     sound = (*sound_messages(), *sound_requests(cluster.endpoints["verifier"]))
     files = {
@@ -111,11 +111,13 @@ async def run(num_messages: int, seed: int) -> dict[str, Any]:
         await client.wait_for_model(MODEL_TIMEOUT_S)
         expected = [await _output(client, number) for number in range(NUM_HONEST)]
         pids, tally, attacks = dict(cluster.pids), Honest(), {}
+        names = ["nobody"] * (NUM_HONEST + 1)  # of the sessions that run, and one that does not
         rss_before = {name: psutil.Process(pid).memory_info().rss for name, pid in pids.items()}
         honest = [
-            asyncio.create_task(_stay_honest(client, number, expected[number], tally)) for number in range(NUM_HONEST)
+            asyncio.create_task(_stay_honest(client, number, expected[number], names, tally))
+            for number in range(NUM_HONEST)
         ]
-        for name, target in _targets(cluster).items():
+        for name, target in _targets(cluster, names).items():
             attack, began = Attack(target, num_messages, seed), time.monotonic()
             await attack.run()
             attacks[name] = {
