@@ -9,14 +9,20 @@ from tests.system.fakes import (
     FakeSession,
     FakeVerifier,
     served_verifier,
+    tokenise,
 )
 from tests.system.orchestrator_harness import (
     DEADLINE_S,
+    PROMPT,
     SLOW_S,
     Answer,
     eventually,
     frames,
 )
+
+PROMPT_IDS = tokenise(PROMPT)
+STANDS_STILL_S = 60.0
+"""Between two rounds: nothing is committed before the verifier is lost."""
 
 
 class Fleet:

@@ -26,12 +26,10 @@ from tests.system.fakes import (
     expected_output,
     served_drafter,
     text_of,
-    tokenise,
 )
-from tests.system.fleet import fleet, read_to_the_end, slow_verifiers
+from tests.system.fleet import PROMPT_IDS, STANDS_STILL_S, fleet, read_to_the_end, slow_verifiers
 from tests.system.orchestrator_harness import (
     OUTPUT,
-    PROMPT,
     SPEC,
     Answer,
     Samples,
@@ -47,10 +45,6 @@ from tests.system.orchestrator_harness import (
 )
 
 pytestmark = pytest.mark.system
-
-PROMPT_IDS = tokenise(PROMPT)
-STANDS_STILL_S = 60.0
-"""Between two rounds: nothing is committed before the verifier is lost."""
 
 
 async def test_no_token_and_no_text_is_lost_or_repeated_when_a_verifier_is_lost_in_mid_stream(

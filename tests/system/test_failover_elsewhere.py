@@ -16,13 +16,11 @@ from tests.system.fakes import (
     expected_output,
     served_drafter,
     text_of,
-    tokenise,
 )
-from tests.system.fleet import fleet, hurry, read_to_the_end, slow_verifiers
+from tests.system.fleet import PROMPT_IDS, STANDS_STILL_S, fleet, hurry, read_to_the_end, slow_verifiers
 from tests.system.orchestrator_harness import (
     DEADLINE_S,
     OUTPUT,
-    PROMPT,
     SLOW_S,
     SPEC,
     Client,
@@ -40,10 +38,6 @@ from tests.system.store_fixtures import PROMPT as RECORDED_PROMPT
 from tests.system.store_fixtures import opened
 
 pytestmark = pytest.mark.system
-
-PROMPT_IDS = tokenise(PROMPT)
-STANDS_STILL_S = 60.0
-"""Between two rounds: nothing is committed before the verifier is lost."""
 
 
 # --- Draining ---------------------------------------------------------------------------------------------------------

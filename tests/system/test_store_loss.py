@@ -17,11 +17,11 @@ from specdec.bench.faults.proxy import FaultProxy
 from specdec.ids import Epoch, SessionId
 from specdec.messages import Delta
 from specdec.v1 import generation_pb2
-from tests.system.fakes import expected_output, served_verifier, tokenise
+from tests.system.fakes import expected_output, served_verifier
 from tests.system.fencing_verifier import FencingVerifier
+from tests.system.fleet import PROMPT_IDS
 from tests.system.lost_links import proxy_before
 from tests.system.orchestrator_harness import (
-    PROMPT,
     Client,
     drained,
     error_of,
@@ -44,7 +44,6 @@ SLOW_S = 0.03
 NUM_TOKENS = 240
 LEASE_S = 1.0
 DURABLE = ("appendonly yes", "appendfsync always", "auto-aof-rewrite-percentage 0")
-PROMPT_IDS = tokenise(PROMPT)
 WHOLE = expected_output(PROMPT_IDS, NUM_TOKENS)
 
 
