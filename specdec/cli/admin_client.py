@@ -1,19 +1,17 @@
 """A thin client of AdminService: typed messages in and out, a deadline on every call, faults as the error tree."""
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import grpc
 
 from specdec.cli.access import Access
-from specdec.errors import PeerUnavailableError, SpecdecError
+from specdec.cli.connection import Connection
+from specdec.errors import SpecdecError
 from specdec.messages.cluster import ClusterStatus, DrainOrder, SessionSummary
 from specdec.v1 import admin_pb2, admin_pb2_grpc
-from specdec.wire.channel import open_channel
 from specdec.wire.convert.cluster import cluster_status_from_pb, session_summary_from_pb
 from specdec.wire.convert.scalars import duration_to_pb
-from specdec.wire.interceptors import error_from_rpc
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -21,25 +19,14 @@ Response = TypeVar("Response")
 _CALL_TIMEOUT_S = 10.0
 
 
-class AdminClient:
+class AdminClient(Connection):
     """`async with AdminClient("host:port") as client:`. Every call raises SpecdecError: what the server refused or how
     it failed; PeerUnavailableError where none answers."""
 
     def __init__(self, endpoint: str, access: Access) -> None:
         """Needs a running event loop. `endpoint`: of an orchestrator; raises ValueError for what is not host:port."""
-        self._endpoint = endpoint
-        self._access = access
-        self._metadata = grpc.aio.Metadata(*access.metadata)
-        self._channel = open_channel(endpoint, credentials=access.credentials)
+        super().__init__(endpoint, access)
         self._stub = admin_pb2_grpc.AdminServiceStub(self._channel)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._channel.close()
 
     async def cluster_status(self) -> ClusterStatus:
         response = await self._answer(self._stub.GetClusterStatus, admin_pb2.GetClusterStatusRequest())
@@ -48,7 +35,7 @@ class AdminClient:
     async def watch(self, interval_s: float) -> AsyncGenerator[ClusterStatus, None]:
         """The same again and again, until the iterator is closed; keepalive finds a dead peer."""
         request = admin_pb2.WatchClusterStatusRequest(interval=duration_to_pb(interval_s))
-        call = self._stub.WatchClusterStatus(request, metadata=self._metadata)
+        call = self._stub.WatchClusterStatus(request, metadata=self._token_metadata)
         try:
             async for response in call:
                 yield self._read(response.status)
@@ -85,7 +72,7 @@ class AdminClient:
         self, method: "grpc.aio.UnaryUnaryMultiCallable[Request, Response]", request: "Request"
     ) -> "Response":
         try:
-            return await method(request, timeout=_CALL_TIMEOUT_S, metadata=self._metadata)
+            return await method(request, timeout=_CALL_TIMEOUT_S, metadata=self._token_metadata)
         except grpc.aio.AioRpcError as error:
             raise self._error(error) from error
 
@@ -94,7 +81,3 @@ class AdminClient:
             return cluster_status_from_pb(message)
         except SpecdecError as error:  # the server's fault, not bad input of ours
             raise SpecdecError(f"{self._endpoint} sent a status that makes no sense: {error.message}") from error
-
-    def _error(self, error: grpc.aio.AioRpcError) -> SpecdecError:
-        known = error_from_rpc(error)
-        return self._access.unreachable(self._endpoint, known.message) if type(known) is PeerUnavailableError else known

@@ -5,28 +5,25 @@ Knows GenerationService alone; `generate`, `demo` and `bench` use it.
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from types import TracebackType
-from typing import Self
 
 import grpc
 
 from specdec.cli.access import Access
+from specdec.cli.connection import Connection
 from specdec.errors import PeerUnavailableError, SpecdecError
 from specdec.ids import SessionId
 from specdec.messages import GenerationEvent, ModelInfo, ServerStatus
 from specdec.params import GenerationSpec, validate_tenant
 from specdec.v1 import generation_pb2, generation_pb2_grpc
-from specdec.wire.channel import open_channel
 from specdec.wire.convert.generation import generation_event_from_pb
 from specdec.wire.convert.params import generation_spec_to_pb
 from specdec.wire.convert.status import model_info_from_pb, server_status_from_pb
-from specdec.wire.interceptors import error_from_rpc
 from specdec.wire.tenant import tenant_to_metadata
 
 _SHORT_CALL_S = 10.0
 
 
-class GenerationClient:
+class GenerationClient(Connection):
     """`async with GenerationClient("host:port") as client:`. One connection, any number of requests at once."""
 
     def __init__(
@@ -45,21 +42,11 @@ class GenerationClient:
             ValueError: `endpoint` is not host:port.
             InvalidParameterError: `tenant` is not empty and not 1 to 64 of [A-Za-z0-9_-].
         """
-        self._access = access = access or Access()
-        self._token_metadata = grpc.aio.Metadata(*access.metadata)
-        self._metadata = tenant_to_metadata(validate_tenant(tenant)) + self._token_metadata
-        self._endpoint = endpoint
+        tenant_metadata = tenant_to_metadata(validate_tenant(tenant))
+        super().__init__(endpoint, access or Access())
+        self._metadata = tenant_metadata + self._token_metadata
         self._timeout_s = timeout_s
-        self._channel = open_channel(endpoint, credentials=access.credentials)
         self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._channel.close()
 
     async def generate(self, spec: GenerationSpec, session_id: str = "") -> AsyncGenerator[GenerationEvent, None]:
         """One Started, PromptLogprobs where asked for, any number of Delta, one Finished for each sample.
@@ -135,7 +122,3 @@ class GenerationClient:
             return generation_event_from_pb(message)
         except SpecdecError as error:  # the server's fault, not bad input of ours
             raise SpecdecError(f"{self._endpoint} sent a frame that makes no sense: {error.message}") from error
-
-    def _error(self, error: grpc.aio.AioRpcError) -> SpecdecError:
-        known = error_from_rpc(error)
-        return self._access.unreachable(self._endpoint, known.message) if type(known) is PeerUnavailableError else known
